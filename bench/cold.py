@@ -33,11 +33,11 @@ from bench.servers import Cores
 from bench.subjects import ROOT
 from bench.wire import KNOWS_TASKS, http_request
 from roundgate.auth import LOCAL, task_owner
-from roundgate.deployment import machine, packaging
-from roundgate.deployment.stack.functions import INVOCATION, Environment, Tools, unpack
-from roundgate.deployment.stack.services import Aws, make_resources, services
-from roundgate.deployment.stack.stack import build_zips, find_tools
-from roundgate.deployment.template import Function, Template
+from roundgate_aws import machine, packaging
+from roundgate_aws.stack.functions import INVOCATION, Environment, Tools, unpack
+from roundgate_aws.stack.services import Aws, make_resources, services
+from roundgate_aws.stack.stack import build_zips, find_tools
+from roundgate_aws.template import Function, Template
 
 WITH_BYTE_CODE = "byte code in the zips"
 WITHOUT = "sources alone in the zips"
@@ -147,15 +147,15 @@ MESSAGE = {"messageId": "1", "body": f"{task_owner(LOCAL)}.{'A' * 22}", "eventSo
 """The message of a task that does not exist, which costs a worker the least work."""
 
 COLD = (
-    Cold("gateway", "gateway", "roundgate.lambda_http.handler", request("add"), is_sum),
+    Cold("gateway", "gateway", "roundgate_aws.http.handler", request("add"), is_sum),
     Cold(
         "gateway, first call becomes a task",
         "gateway",
-        "roundgate.lambda_http.handler",
+        "roundgate_aws.http.handler",
         request("add_later"),
         is_task,
     ),
-    Cold("worker", "worker", "roundgate.lambda_worker.handler", {"Records": [MESSAGE]}, is_done),
+    Cold("worker", "worker", "roundgate_aws.worker.handler", {"Records": [MESSAGE]}, is_done),
     Cold("fastapi + Mangum", "floor", "bench.apps.lambda_fastapi.handler", request("add"), is_sum),
     Cold(
         "fastapi + Mangum + DynamoDB",

@@ -81,7 +81,7 @@ def handler_of(name: str, folder: Path) -> Handler:
             "GATEWAY_STORE": f"sqlite:///{folder}/gateway.sqlite3",
         }
     )
-    from roundgate import lambda_http
+    from roundgate_aws import http as lambda_http
 
     return lambda_http.handler
 

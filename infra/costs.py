@@ -3,7 +3,7 @@
     python -m infra.costs             print the tables
     python -m infra.costs --write     write the tables into bench/costs.md
 
-The counts are in infra/measured.json. tests/functions/test_costs_at_aws.py runs both functions and
+The counts are in infra/measured.json. tests/roundgate_aws/functions/test_costs_at_aws.py runs both functions and
 counts their units; with MEASURE=1 in its environment it writes the file. `Assumed` has the
 assumptions, `Prices` the prices of AWS: edit them to see the costs of your tools and region.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundgate.deployment.template import Template
+from roundgate_aws.template import Template
 
 MILLION = 1_000_000
 GB = 1_000_000_000

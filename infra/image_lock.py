@@ -9,8 +9,8 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from roundgate.deployment import machine
-from roundgate.deployment.locking import pins_for
+from roundgate_aws import machine
+from roundgate_aws.locking import pins_for
 
 ROOT = Path(__file__).parents[1]
 

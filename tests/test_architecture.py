@@ -15,11 +15,13 @@ from pydantic import BaseModel
 from roundgate.settings import HttpConfig, TasksConfig
 
 ROOT = Path(__file__).parent.parent
-APP = ROOT / "app/roundgate"
+APP = ROOT / "app"
 PAGE = (ROOT / "docs/architecture.md").read_text()
 CODE = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL))
 PACKAGES = {
-    path.stem for path in APP.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    path.stem
+    for path in [*APP.iterdir(), *(APP / "roundgate").iterdir()]
+    if path.suffix == ".py" or (path / "__init__.py").exists()
 }
 
 
@@ -62,12 +64,14 @@ def values() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", paths())
 def test_a_file_that_is_named_exists(path: str) -> None:
-    assert (APP / path).exists() or (ROOT / path).exists()
+    assert any((place / path).exists() for place in (APP / "roundgate", APP, ROOT))
 
 
 @pytest.mark.parametrize("name", names())
 def test_a_module_or_what_is_in_one_exists(name: str) -> None:
     place, parts = "roundgate", name.split(".")
+    if parts[0].startswith("roundgate_"):
+        place = parts.pop(0)
     while parts and is_module(f"{place}.{parts[0]}"):
         place = f"{place}.{parts.pop(0)}"
     found = importlib.import_module(place)
@@ -91,9 +95,10 @@ def test_the_page_names_what_it_is_about() -> None:
 def annotated() -> Iterator[tuple[str, str, str]]:
     """Where, name and class of each parameter of the product whose annotation is a plain name."""
     for path in sorted(APP.rglob("*.py")):
+        where = path.relative_to(APP).as_posix().removeprefix("roundgate/")
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.arg) and isinstance(node.annotation, ast.Name):
-                yield f"{path.relative_to(APP)}:{node.lineno}", node.arg, node.annotation.id
+                yield f"{where}:{node.lineno}", node.arg, node.annotation.id
 
 
 ANNOTATED = list(annotated())

@@ -88,10 +88,14 @@ def settings_of(annotation: Any) -> set[str]:
 def exists(name: str) -> bool:
     """Whether a dotted name is a module of ours, something in one, or a setting."""
     first, *rest = name.removeprefix("roundgate.").split(".")
+    if first.startswith("roundgate_"):
+        found: Any = importlib.import_module(first)
+        first, *rest = rest
+    else:
+        found = roundgate
     section = GatewayConfig.model_fields.get(first)
     if section is not None and rest and rest[0] in settings_of(section.annotation):
         return True
-    found: Any = roundgate
     for part in (first, *rest):
         with suppress(ImportError):
             if isinstance(found, ModuleType):
@@ -106,7 +110,9 @@ def exists(name: str) -> bool:
 def test_every_name_of_the_code_that_a_page_uses_is_there(page: Path) -> None:
     if page.name == "CHANGELOG.md":  # tells of names that were
         return
-    modules = {path.stem for path in (ROOT / "app" / "roundgate").iterdir()}
+    modules = {
+        path.stem for path in [*(ROOT / "app").iterdir(), *(ROOT / "app/roundgate").iterdir()]
+    }
     tops = modules.union(GatewayConfig.model_fields, {"roundgate"}) - {"client", "arguments"}
     dotted = re.findall(r"`([a-z_]\w*(?:\.\w+)+)[`(]", prose(page))
     ours = {

@@ -30,15 +30,20 @@ from roundgate.errors import (
     UnsupportedVersion,
 )
 
+APP = Path(roundgate.__path__[0]).parent
+PACKAGES = {path.name for path in APP.iterdir() if (path / "__init__.py").exists()}
+
 
 def ours() -> list[type[BaseException]]:
     """Every exception class in the code of `roundgate`."""
-    for module in pkgutil.walk_packages(roundgate.__path__, "roundgate."):
-        importlib.import_module(module.name)
+    for package in PACKAGES:
+        path = importlib.import_module(package).__path__
+        for module in pkgutil.walk_packages(path, f"{package}."):
+            importlib.import_module(module.name)
     found, left = [], [BaseException]
     while left:
         subclasses = left.pop().__subclasses__()
-        found += [cls for cls in subclasses if cls.__module__.partition(".")[0] == "roundgate"]
+        found += [cls for cls in subclasses if cls.__module__.partition(".")[0] in PACKAGES]
         left += subclasses
     return found
 
@@ -50,20 +55,18 @@ def test_every_exception_is_of_the_tree() -> None:
 def test_an_exception_that_is_defined_elsewhere_never_leaves_its_package() -> None:
     defined = {cls for cls in ours() if cls.__module__ != "roundgate.errors"}
     assert [cls for cls in defined if not issubclass(cls, Inside)] == []
-    for path in PACKAGE.rglob("*.py"):
+    for path in APP.rglob("*.py"):
         own, text = package_of(path), path.read_text()
         for cls in defined:
-            home = package_of(PACKAGE.parent / f"{cls.__module__.replace('.', '/')}.py")
+            home = package_of(APP / f"{cls.__module__.replace('.', '/')}.py")
             assert own == home or not re.search(rf"\b{cls.__name__}\b", text), (
                 f"{path} names {cls.__name__} of another package: move it to roundgate/errors.py"
             )
 
 
-PACKAGE = Path(roundgate.__path__[0])
-
-
 def package_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0]
+    first, *rest = path.relative_to(APP).parts
+    return rest[0] if first == "roundgate" else first
 
 
 def test_every_branch_is_kept_apart_from_the_others() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-APP = Path(__file__).parent.parent / "app/roundgate"
+APP = Path(__file__).parent.parent / "app"
 
 LAYERS = [
     {"errors", "background", "clock", "garbage", "net", "version"},
@@ -23,43 +23,50 @@ LAYERS = [
     {"aio", "storage", "tokens"},
     {"audit"},
     {"replay"},
-    {"backends", "suites", "cassettes"},
+    {"backends", "roundgate_testing.suites", "roundgate_testing.cassettes"},
     {"config", "tasks"},
     {"operators"},
     {"methods"},
     {"runtime"},
-    {"http", "deployment"},
-    {"console"},
+    {"http"},
+    {"roundgate_console"},
     {"main"},
-    {"api_gateway"},
-    {"cli", "lambda_http", "lambda_stream", "lambda_worker", "testing"},
+    {"roundgate_aws", "roundgate_testing"},
+    {"cli"},
 ]
-"""Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
+"""Bottom first, without `roundgate.`. A module imports from its own package and from layers below it, never from beside
+or above."""
 
 HOMES = {
-    "fastapi": {"console", "http.events", "http.routes", "main", "api_gateway"},
-    "starlette": {"console", "http", "main", "api_gateway", "lambda_stream", "deployment.stack"},
-    "mangum": {"api_gateway", "lambda_http", "lambda_stream"},
-    "h11": {"deployment.stack"},
-    "jinja2": {"console.frame"},
+    "fastapi": {
+        "roundgate_console",
+        "http.events",
+        "http.routes",
+        "main",
+        "roundgate_aws.api_gateway",
+    },
+    "starlette": {"roundgate_console", "http", "main", "roundgate_aws"},
+    "mangum": {"roundgate_aws.api_gateway", "roundgate_aws.http", "roundgate_aws.stream"},
+    "h11": {"roundgate_aws.stack"},
+    "jinja2": {"roundgate_console.frame"},
     "uvicorn": {"cli.serve", "http.connections", "net.serving"},
     "httpx": {
         *("backends.http", "backends.openapi.documents", "net.http"),
-        *("client.session", "client.transport", "deployment.stack"),
+        *("client.session", "client.transport", "roundgate_aws.stack"),
     },
-    "httpcore": {"net.http", "net.pool", "net.streams", "lambda_stream"},
+    "httpcore": {"net.http", "net.pool", "net.streams", "roundgate_aws.stream"},
     "aiohappyeyeballs": {"net.streams"},
     "yaml": {
         *(
             "settings.yaml_file",
             "backends.openapi.documents",
             "settings.frontmatter",
-            "suites.expecting",
-            "cassettes.files",
+            "roundgate_testing.suites.expecting",
+            "roundgate_testing.cassettes.files",
         ),
-        *("deployment.template", "deployment.stack"),
+        *("roundgate_aws.template", "roundgate_aws.stack"),
     },
-    "jmespath": {"backends.shaping", "suites.variables"},
+    "jmespath": {"backends.shaping", "roundgate_testing.suites.variables"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},
     "jsonschema_rs": {"protocol.schemas", "protocol.problem_texts"},
     "prompt_toolkit": {"cli.dialogue"},
@@ -75,22 +82,21 @@ HOMES = {
             "backends.python.modules",
         ),
         "backends.http.service",
-        "lambda_stream",  # Lambda's deadlines are times of day
-        "deployment",  # waits for processes of its own
+        "roundgate_aws",  # Lambda's deadlines are times of day; waits for processes of its own
     },
-    "secrets": {"tokens.keys", "deployment.stack.functions"},
+    "secrets": {"tokens.keys", "roundgate_aws.stack.functions"},
     "cryptography": {"tokens.sealed", "client.auth", "net.oauth"},
     "jwt": {"auth", "client.auth", "net.oauth"},
     "asyncpg": {"storage.postgres"},
-    "botocore": {"aws", "deployment.deploying", "deployment.upload"},
+    "botocore": {"aws", "roundgate_aws.deploying", "roundgate_aws.upload"},
     "opentelemetry": {"observability"},
     "prometheus_client": {"observability.exposition"},
-    "sqlite3": {"storage.sqlite", "testing.instances"},
-    "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
+    "sqlite3": {"storage.sqlite", "roundgate_testing.instances"},
+    "pytest": {"roundgate_testing.plugin", "roundgate_testing.cassettes.pytest_plugin"},
     # to seed it where a snapshot goes on; generators of handlers, from a remembered seed
     "random": {"clock", "replay.context", "replay.remembered"},
 }
-"""Where a dependency may be imported: a module or a package of `roundgate`."""
+"""Where a dependency may be imported: a module or a package."""
 
 PURE = {
     "asyncio",
@@ -111,10 +117,10 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(APP.rglob("*.py")):
         name = (
             ".".join(path.relative_to(APP).with_suffix("").parts)
-            .removesuffix("__init__")
-            .rstrip(".")
+            .removesuffix(".__init__")
+            .removeprefix("roundgate.")
         )
-        if name:
+        if name != "roundgate":
             yield name, ast.parse(path.read_text())
 
 
@@ -139,7 +145,7 @@ def home(module: str, name: str) -> str:
 def exports() -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
     """Yield the package and name that each `__init__` exports, and where it takes the name from."""
     for path in APP.rglob("__init__.py"):
-        package = ".".join(path.parent.relative_to(APP.parent).parts)
+        package = ".".join(path.parent.relative_to(APP).parts)
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("roundgate"):
                 for alias in node.names:
@@ -171,7 +177,7 @@ def test_every_module_has_a_layer() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_imports_only_from_its_package_and_from_layers_below(name: str) -> None:
     for imported in imports(MODULES[name]):
-        if imported.startswith("roundgate."):
+        if imported.startswith(("roundgate.", "roundgate_")):
             part = imported.removeprefix("roundgate.")
             beside = package(part) == package(name) and layer(part) == layer(name)
             assert beside or layer(part) < layer(name), f"roundgate.{name} imports {imported}"
@@ -236,12 +242,12 @@ def users() -> Iterator[tuple[str, Path]]:
     """Yield the name and file of each module that is not a test."""
     for path in sorted(APP.rglob("*.py")):
         yield (
-            ".".join(path.relative_to(APP.parent).with_suffix("").parts).removesuffix(".__init__"),
+            ".".join(path.relative_to(APP).with_suffix("").parts).removesuffix(".__init__"),
             path,
         )
     for folder in ("bench", "infra"):
-        for path in sorted((APP.parents[1] / folder).rglob("*.py")):
-            yield ".".join(path.relative_to(APP.parents[1]).with_suffix("").parts), path
+        for path in sorted((APP.parent / folder).rglob("*.py")):
+            yield ".".join(path.relative_to(APP.parent).with_suffix("").parts), path
 
 
 USERS = dict(users())
@@ -300,7 +306,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.http.credential_config",
     "roundgate.backends.openapi.config",
     "roundgate.client",
-    "roundgate.console",
+    "roundgate_console",
     "roundgate.http.older.endpoint",
     "roundgate.http.older.sessions",
     "roundgate.protocol.v2025",
@@ -361,7 +367,7 @@ def test_every_public_name_of_the_package_can_be_imported() -> None:
 
 
 def test_every_module_that_a_script_runs_exists() -> None:
-    root = APP.parents[1]
+    root = APP.parent
     scripts = [path for path in [*root.glob("scripts/*"), root / ".ci/run"] if path.is_file()]
     run = {
         name

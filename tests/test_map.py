@@ -9,13 +9,22 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 FILES = sorted(TESTS.rglob("test_*.py"))
+PACKAGES = {path.name for path in (TESTS.parent / "app").iterdir()}
+"""Whose tests have a folder of the same name."""
 MAP = (TESTS / "README.md").read_text("utf-8")
 
 
 def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
-    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    tops = [path for path in TESTS.iterdir() if path.is_dir() and any(path.rglob("*.py"))]
+    below = [
+        path for top in tops if top.name in PACKAGES for path in top.iterdir() if path.is_dir()
+    ]
+    alone = [path for path in tops if path.name not in PACKAGES or any(path.glob("test_*.py"))]
+    folders = {
+        path.relative_to(TESTS).as_posix() for path in [*below, *alone] if any(path.rglob("*.py"))
+    }
     rows = [line.split("|")[1] for line in MAP.splitlines() if line.startswith("| `")]
-    named = [name for row in rows for name in re.findall(r"`(\w+)/`", row)]
+    named = [name for row in rows for name in re.findall(r"`(\w+(?:/\w+)?)/`", row)]
     assert sorted(named) == sorted(folders)
 
 

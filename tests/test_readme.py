@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.deployment.machine import reserved_port
-from roundgate.testing import Gateway
+from roundgate_aws.machine import reserved_port
+from roundgate_testing import Gateway
 from tests.support.authorization_server import CLIENT, Issuer
 from tests.support.authorization_server import running as running_issuer
 from tests.support.documents import ROOT, blocks, run, shown

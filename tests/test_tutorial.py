@@ -15,7 +15,7 @@ from threading import Timer
 
 import pytest
 
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 from tests.support.documents import ROOT
 
 BLOCK = re.compile(
@@ -23,7 +23,7 @@ BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 ELSEWHERE = re.compile(r"^(pip install|python -m venv|roundgate (stack|deploy))", re.MULTILINE)
-"""Commands that need an index of packages, minutes, or an account; tests/cli/test_wheel_alone.py has the first two."""
+"""Commands that need an index of packages, minutes, or an account; cli/test_wheel_alone.py has the first two."""
 OVER = "the block is over"
 PATIENCE_S = 280
 

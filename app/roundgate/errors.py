@@ -577,7 +577,7 @@ class Suspend(BaseException):
 
 
 class Diverged(RoundgateError, AssertionError):
-    """`roundgate.testing`: a handler ended differently after its process died or after it was
+    """`roundgate_testing`: a handler ended differently after its process died or after it was
     replaced by another version. `findings` has one line for each difference."""
 
     def __init__(self, tool: str, findings: Sequence[str]) -> None:
@@ -588,7 +588,7 @@ class Diverged(RoundgateError, AssertionError):
 
 
 class HistoriesDiverged(RoundgateError, AssertionError):
-    """`roundgate.testing`: handlers depart from recorded histories. `findings` has a text for each
+    """`roundgate_testing`: handlers depart from recorded histories. `findings` has a text for each
     of these."""
 
     def __init__(self, findings: Sequence[str], count: int) -> None:
@@ -598,7 +598,7 @@ class HistoriesDiverged(RoundgateError, AssertionError):
 
 
 class NothingGoesOn(RoundgateError, AssertionError):
-    """`roundgate.testing`: a test waits for a task that no worker, answer or timer will
+    """`roundgate_testing`: a test waits for a task that no worker, answer or timer will
     continue."""
 
 

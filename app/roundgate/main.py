@@ -2,7 +2,7 @@
 
     uvicorn --factory roundgate.main:create_app
 
-`roundgate serve`, other ASGI servers and AWS Lambda (`roundgate.lambda_http`) run the same app:
+`roundgate serve`, other ASGI servers and AWS Lambda (`roundgate_aws.http`) run the same app:
 
     request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ ConsoleAccess ─▶ FastAPI's router
 
@@ -57,7 +57,7 @@ from roundgate.settings import Settings
 from roundgate.tasks.external import Deliveries
 
 if TYPE_CHECKING:  # imported at run time only if the console is on
-    from roundgate.console.routes import Served
+    from roundgate_console.routes import Served
 
 MAX_LEFT_OUT: Final = 20
 """The limit on the tools of a server that /healthz lists as left out."""
@@ -172,7 +172,7 @@ def _make_console(
     """Return the console, or `None` without the section `console`."""
     if file.config.console is None:
         return None
-    from roundgate.console.routes import make_console
+    from roundgate_console.routes import make_console
 
     return make_console(
         file,

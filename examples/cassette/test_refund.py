@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from roundgate.cassettes.pytest_plugin import CassetteOfTest
+from roundgate_testing.cassettes.pytest_plugin import CassetteOfTest
 
 DESK = "http://127.0.0.1:8000/mcp"
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from roundgate import suites
 from roundgate.client import (
     Client,
     Question,
@@ -22,7 +21,8 @@ from roundgate.client import (
 )
 from roundgate.client.elicitation import ARRAY, DEFAULT_MAX_ELICITATION_ROUNDS
 from roundgate.errors import BadAnswer, TooManyRounds, Unanswered
-from roundgate.suites import Run, Secrets, Snapshots
+from roundgate_testing import suites
+from roundgate_testing.suites import Run, Secrets, Snapshots
 
 CALL = {"name": "weather", "arguments": {"loc": "SFO"}}
 FIXTURE = {"city": {"city": "San Francisco"}, "unit": {"unit": "fahrenheit"}}

@@ -5,5 +5,5 @@
 SAM's file itself lacks dependencies, policies of roles and permissions of routes, which the
 expansion adds. The checks run in the Python of `.cache/template`, which has the tools, and import
 nothing from `app`. They need neither credentials nor a network.
-tests/functions/test_template_changes.py checks the resources that a changed parameter replaces.
+tests/roundgate_aws/functions/test_template_changes.py checks the resources that a changed parameter replaces.
 """

@@ -22,7 +22,7 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 from tests.support.asgi import built, config_of
 from tests.support.chromium import CHROMIUM
 from tests.support.upstreams import until

@@ -23,7 +23,7 @@ from tests.chaos import (
     streams,
     tasks,
 )
-from tests.model import explore
+from tests.roundgate.model import explore
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from roundgate.deployment.stack.functions import why_not
-from roundgate.deployment.stack.stack import build_zips, running
+from roundgate_aws.stack.functions import why_not
+from roundgate_aws.stack.stack import build_zips, running
 from tests.chaos.orders import CONFIG, Client, table
 
 PAUSE_S = 1.1

@@ -24,7 +24,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 from tests.chaos.fleet import ROOT
 from tests.chaos.hostile import call, request
 from tests.chaos.orders import table
@@ -212,7 +212,7 @@ def configuration(directory: Path, service_port: int) -> Path:
             "kind": "python",
             "name": "served",
             "prefix": "",
-            "path": str(ROOT / "tests/http/served.py"),
+            "path": str(ROOT / "tests/roundgate/http/served.py"),
         },
         {
             "kind": "python",

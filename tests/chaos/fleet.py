@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.postgresql import Server
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 
 ROOT = Path(__file__).parents[2]
 DATABASE_PART = 1 / 3

@@ -1,7 +1,7 @@
 """`scripts/chaos lambda`: many tasks with questions, through functions of AWS Lambda
 that die every two seconds.
 
-The whole stack of `roundgate.deployment.stack`: API Gateway, three gateways and two workers from
+The whole stack of `roundgate_aws.stack`: API Gateway, three gateways and two workers from
 the built zips, and their queue. A message whose worker dies stays hidden for the template's hour
 and a half, so it is the sweep that finds its task. Beside them two handlers that take three times
 as long as the API waits.
@@ -23,8 +23,8 @@ from typing import Any
 
 import httpx
 
-from roundgate.deployment.stack.functions import Environment, why_not
-from roundgate.deployment.stack.stack import Deployment, Times, build_zips, running
+from roundgate_aws.stack.functions import Environment, why_not
+from roundgate_aws.stack.stack import Deployment, Times, build_zips, running
 from tests.chaos.orders import CONFIG, Client, Told, all_of, report, table
 
 SWEEP_EVERY_S = 2

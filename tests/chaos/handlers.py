@@ -20,8 +20,8 @@ from bench import postgresql
 from roundgate.auth.principal import LOCAL
 from roundgate.settings import TasksConfig
 from roundgate.tasks.stored import StoredTasks
-from tests.replay.test_any_branches import check, check_paths, doubled, expected_of
-from tests.replay.test_any_limits import check_limits
+from tests.roundgate.replay.test_any_branches import check, check_paths, doubled, expected_of
+from tests.roundgate.replay.test_any_limits import check_limits
 from tests.support import dynamodb
 from tests.support.clocks import SkippingClock
 from tests.support.crashes import Crash, How, Plan, bury

@@ -41,7 +41,7 @@ from typing import Any, Final
 
 import httpx
 
-from roundgate.deployment.machine import is_listening, reserved_port
+from roundgate_aws.machine import is_listening, reserved_port
 from tests.chaos.fleet import ROOT, Fleet, Member
 from tests.chaos.orders import table
 from tests.chaos.tasks import store, stores

@@ -1,7 +1,7 @@
 """`scripts/chaos requests`: generated requests by the million, in as many
 processes as there are processors.
 
-What is sent and what must hold of the answers is in `tests/http/test_any_request.py`.
+What is sent and what must hold of the answers is in `tests/roundgate/http/test_any_request.py`.
 """
 
 from __future__ import annotations
@@ -48,6 +48,6 @@ def _start(count: int, seed: str) -> subprocess.Popen[str]:
         "-o",
         "faulthandler_timeout=0",
     ]
-    command += ["-p", "no:cacheprovider", "tests/http/test_any_request.py"]
+    command += ["-p", "no:cacheprovider", "tests/roundgate/http/test_any_request.py"]
     environment = {**os.environ, "FUZZ_CASES": str(count), "FUZZ_SEED": seed}
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)

@@ -293,7 +293,7 @@ async def _all_up(http: httpx.AsyncClient, urls: Sequence[str]) -> None:
 
 async def on_lambda(count: int, seed: int) -> bool:
     """Three functions behind API Gateway, where nothing streams."""
-    from roundgate.deployment.stack.stack import build_zips, running
+    from roundgate_aws.stack.stack import build_zips, running
 
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory() as place:
@@ -328,7 +328,7 @@ def main(arguments: argparse.Namespace) -> bool:
 
 
 def _on_lambda_if_it_can_be(count: int, seed: int) -> bool:
-    from roundgate.deployment.stack.functions import why_not
+    from roundgate_aws.stack.functions import why_not
 
     if reason := why_not():
         print(f"\nskipped: sessions on AWS Lambda: {reason}")

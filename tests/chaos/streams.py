@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 from tests.chaos.edge import _memory_mb as memory_mb
 from tests.chaos.fleet import ROOT
 from tests.chaos.orders import table

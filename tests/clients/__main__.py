@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.deployment.stack.functions import why_not
+from roundgate_aws.stack.functions import why_not
 from tests.chaos.tasks import store
 from tests.clients import documented
 from tests.clients.capabilities import RIGHT, YES

@@ -35,8 +35,8 @@ from types import MappingProxyType
 
 import yaml
 
-from roundgate.deployment.machine import reserved_port
-from roundgate.deployment.stack.functions import why_not
+from roundgate_aws.machine import reserved_port
+from roundgate_aws.stack.functions import why_not
 from tests.conformance.judge import (
     Check,
     Outcome,

@@ -25,7 +25,7 @@ from typing import Final
 
 import yaml
 
-from roundgate.deployment.machine import is_listening, reserved_port
+from roundgate_aws.machine import is_listening, reserved_port
 from tests.conformance import suite
 from tests.conformance.judge import Check, Status
 from tests.support.round_robin import RoundRobin

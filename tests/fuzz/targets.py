@@ -21,7 +21,6 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from roundgate import config as configuration
-from roundgate import lambda_http
 from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import Principal
 from roundgate.auth.verifier import JwtVerifier
@@ -34,6 +33,7 @@ from roundgate.protocol.uri_template import UriTemplate
 from roundgate.settings import HttpConfig, JwtAuthConfig
 from roundgate.tokens.request_state import Binding, StateSealer
 from roundgate.tokens.sealed import KeyRing
+from roundgate_aws import http as lambda_http
 from tests.chaos.hostile import request
 from tests.support import wire
 from tests.support.asgi import gateway

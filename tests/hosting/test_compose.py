@@ -26,7 +26,7 @@ import yaml
 
 from bench.postgresql import Server as Database
 from roundgate.client import Client
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 from tests.hosting.schemas import fits
 from tests.support.documents import ROOT
 from tests.support.postgresql import postgresql as postgresql

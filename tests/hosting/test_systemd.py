@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 from tests.support.asgi import STATE_KEY
 from tests.support.documents import ROOT
 from tests.support.server import Server, end, start, wait_until_it_answers

@@ -13,7 +13,7 @@ from roundgate import config
 from roundgate.client import Client
 from roundgate.runtime import checks, loading
 from roundgate.settings import Settings
-from roundgate.testing import Gateway
+from roundgate_testing import Gateway
 from tests.support.asgi import STATE_KEY, built
 from tests.support.audit import records, verified
 from tests.support.command import roundgate
@@ -61,7 +61,7 @@ async def test_the_job_of_the_quickstart_with_every_section(tmp_path: Path) -> N
 
 
 async def test_the_job_of_the_quickstart_in_a_test_with_every_section(tmp_path: Path) -> None:
-    """In `roundgate.testing`, whose audit log is nowhere."""
+    """In `roundgate_testing`, whose audit log is nowhere."""
     async with Gateway(written(tmp_path, SECTIONS)) as gateway:
         await job(gateway.client())
     assert not (tmp_path / ".roundgate").exists()

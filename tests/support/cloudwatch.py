@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from roundgate.deployment.template import Template
+from roundgate_aws.template import Template
 
 Minutes: TypeAlias = Sequence[float | None]
 """The value of a metric in each minute, the latest last; `None` without points."""

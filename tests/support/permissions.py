@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias, TypeGuard
 
-from roundgate.deployment.template import Template
+from roundgate_aws.template import Template
 from tests.support.dynamodb import ROOT
 from tests.support.expanded import expanded
 
@@ -94,9 +94,9 @@ READING = "app/roundgate/settings/references.py"
 """What reads secrets of credentials, in both functions."""
 SERVERS_ALONE = (
     "app/roundgate/cli/tasks.py",
-    "app/roundgate/console/tasks.py",
+    "app/roundgate_console/tasks.py",
     "app/roundgate/tasks/pool.py",
-    "app/roundgate/testing/gateway.py",
+    "app/roundgate_testing/gateway.py",
 )
 """What no function runs: the operator's command and console, workers that poll, and tests."""
 

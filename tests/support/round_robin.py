@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 
 _OF_A_HOP: Final = frozenset({"connection", "keep-alive", "transfer-encoding"})
 _QUESTION: Final = b'"elicitation/create"'

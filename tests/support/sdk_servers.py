@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("sdk_program.py")

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from roundgate.deployment.machine import reserved_port
+from roundgate_aws.machine import reserved_port
 
 COMMAND = (sys.executable, "-c", "import sys; from roundgate.cli import main; sys.exit(main())")
 _ROOT = Path(__file__).parents[2]

@@ -16,7 +16,8 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate import lambda_http, lambda_worker
+from roundgate_aws import http as lambda_http
+from roundgate_aws import worker as lambda_worker
 
 CLONES: Final = 2
 

@@ -18,7 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roundgate.cassettes import (
+from roundgate.cli import remote
+from roundgate.cli.output import say
+from roundgate.client import Bearer
+from roundgate.errors import ConfigError, GatewayError, UsageError
+from roundgate_testing.cassettes import (
     RULES,
     SCHEMA,
     Cassette,
@@ -37,10 +41,6 @@ from roundgate.cassettes import (
     serving,
     write,
 )
-from roundgate.cli import remote
-from roundgate.cli.output import say
-from roundgate.client import Bearer
-from roundgate.errors import ConfigError, GatewayError, UsageError
 
 
 def run(arguments: argparse.Namespace) -> int:

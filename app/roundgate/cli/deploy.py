@@ -14,10 +14,10 @@ from pathlib import Path
 
 from roundgate import config
 from roundgate.cli.arguments import configuration_file
-from roundgate.deployment import deploying, machine, options, packaging, template, upload
 from roundgate.errors import ConfigError, UsageError
 from roundgate.runtime import loading
 from roundgate.settings import kept_at_aws
+from roundgate_aws import deploying, machine, options, packaging, template, upload
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -108,8 +108,8 @@ def _deploy(arguments: argparse.Namespace) -> int:
 
 
 def _run_stack(arguments: argparse.Namespace) -> int:
-    from roundgate.deployment.stack import demo
-    from roundgate.deployment.stack.stack import build_with_functions, find_tools
+    from roundgate_aws.stack import demo
+    from roundgate_aws.stack.stack import build_with_functions, find_tools
 
     path = demo.CONFIG if arguments.demo else configuration_file(arguments.config)
     variables = _variables(path)
@@ -142,8 +142,8 @@ def _variables(path: Path) -> dict[str, str]:
 
 
 async def _serve_stack(arguments: argparse.Namespace, directory: Path, more: dict[str, str]) -> int:
-    from roundgate.deployment.stack import demo
-    from roundgate.deployment.stack.stack import running
+    from roundgate_aws.stack import demo
+    from roundgate_aws.stack.stack import running
 
     counts = {name: getattr(arguments, name) for name in ("gateways", "workers", "executions")}
     others = {

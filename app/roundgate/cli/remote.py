@@ -97,7 +97,7 @@ async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
     with ExitStack() as files:
         options = client_options(arguments, files)
         if arguments.cassette is not None:
-            from roundgate.cassettes import Recorder
+            from roundgate_testing.cassettes import Recorder
 
             options["transport"] = Recorder(arguments.cassette, arguments.url)
         async with Client(arguments.url, **options) as client:

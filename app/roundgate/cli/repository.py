@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.cli.output import show_table
 from roundgate.config import json_schema
-from roundgate.deployment import options
 from roundgate.errors import UsageError
 from roundgate.tokens import keys
+from roundgate_aws import options
 
 if TYPE_CHECKING:
     from roundgate.cli.new_service import NewService
@@ -145,7 +145,7 @@ def _template(file: str) -> str:
 
 
 def _suite_schema() -> str:
-    from roundgate.suites import schema_of_suites
+    from roundgate_testing.suites import schema_of_suites
 
     return json.dumps(schema_of_suites(), indent=2)
 

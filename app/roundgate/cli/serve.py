@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
     if file.config.console is not None and file.config.auth == "none":
-        from roundgate.console.signing_in import tell_link
+        from roundgate_console.signing_in import tell_link
 
         tell_link(app.state.console, url_of(bound, arguments.host, ""))
     # uvicorn raises the signal again after its shutdown, so exit with 0

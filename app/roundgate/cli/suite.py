@@ -16,14 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from roundgate import suites
 from roundgate.cli import output, remote
 from roundgate.cli.output import Status, escaped_lines, say
 from roundgate.client import VERSIONS, Client
 from roundgate.clock import Clock
 from roundgate.errors import ConfigError, GatewayError, Problem, UsageError
 from roundgate.observability import Style, escaped
-from roundgate.suites import (
+from roundgate_testing import suites
+from roundgate_testing.suites import (
     CaseResult,
     Difference,
     Failure,

@@ -1,4 +1,4 @@
-"""The HTTP layer. Besides `main` and `lambda_http`, no other package uses ASGI, Starlette or
+"""The HTTP layer. Besides `main` and `roundgate_aws`, no other package uses ASGI, Starlette or
 FastAPI."""
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ log: Final = logging.getLogger(REQUESTS)
 
 class Hosting(Struct, frozen=True):
     """Facts about one request that only its hosting environment knows: an extension of the ASGI
-    scope. An entry point sets it (`roundgate.lambda_http`), a client cannot."""
+    scope. An entry point sets it (`roundgate_aws.http`), a client cannot."""
 
     remaining_ms: float | None = None
     """Milliseconds for which the environment lets the request run; `None` without a limit."""

@@ -24,6 +24,7 @@ MOST_EXCEPTIONS: Final = 5
 """The maximum number of written exceptions of a chain or a group."""
 
 _OURS: Final = str(Path(__file__).resolve().parents[1])
+"""The package's folder. Folders of the distribution's other packages begin with it and `_`."""
 _LIBRARIES: Final = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -101,7 +102,8 @@ def _is_own(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = str(Path(file).resolve())
-    if path.startswith(_OURS + "/") or "/site-packages/" in path or "/dist-packages/" in path:
+    ours = path.startswith((f"{_OURS}/", f"{_OURS}_"))
+    if ours or "/site-packages/" in path or "/dist-packages/" in path:
         return False
     return not any(library and path.startswith(library + "/") for library in _LIBRARIES)
 

@@ -1,5 +1,5 @@
 """Recorded histories: journals of tasks for replays in tests with the current handlers
-(`roundgate.testing.Gateway.replay`).
+(`roundgate_testing.Gateway.replay`).
 
 A replay needs the arguments of the call, the results of its steps and the answers to its questions.
 These belong to the owner of the task, so by default a history is an *outline* without them: the

@@ -1,6 +1,6 @@
 """The engine's uses of undocumented details of asyncio and anyio.
 
-The module patches nothing. Each function has a test in tests/replay/test_asyncio_internals.py for
+The module patches nothing. Each function has a test in tests/roundgate/replay/test_asyncio_internals.py for
 every supported Python:
 
     state              reads whether a timer has fired from its `repr`

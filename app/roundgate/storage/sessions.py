@@ -8,7 +8,7 @@ in any processes, exactly one returns `True`. `replace` is a conditional write o
 was read; `put` writes without a condition and increments the version. An expired row counts as
 absent, even if the database has not deleted it yet. Reads are strongly consistent.
 
-`tests/storage/session_contract.py` checks each implementation.
+`tests/roundgate/storage/session_contract.py` checks each implementation.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A store inserts, reads, swaps, scans and deletes. It decides nothing about a task's life: those
 rules are in `roundgate.tasks.machine`, and `roundgate.tasks.stored` reads, asks the machine and
-swaps. `tests/storage/task_contract.py` tests each store against every sentence of this text.
+swaps. `tests/roundgate/storage/task_contract.py` tests each store against every sentence of this text.
 
 **One record decides.** A `TaskRecord` has a `version`, which each write changes. `swap` replaces a
 record by its successor, and happens as a whole or not at all:

@@ -1,4 +1,4 @@
-"""What the server under attack serves, beside the tools of `tests/http/served.py`."""
+"""What the server under attack serves, beside the tools of `tests/roundgate/http/served.py`."""
 
 from roundgate import resource
 

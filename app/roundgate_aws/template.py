@@ -1,0 +1,324 @@
+"""`template.yaml`: reading, evaluation with parameters, and the version for a package.
+
+`env` of gateway.yaml becomes parameters of the stack:
+
+    env: {SHOP_URL: https://…}              parameter EnvShopUrl, the variable SHOP_URL of both functions
+    env: {SHOP_KEY: "${secret:shop/key}"}   the same; the functions read the secret when they start
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import yaml
+
+from roundgate.config import ConfigFile
+from roundgate.errors import Problem
+from roundgate.settings import expressions, is_kept_at_aws
+from roundgate_aws import machine
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_PSEUDO: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "AWS::AccountId": "123456789012",
+        "AWS::NoValue": None,
+        "AWS::Partition": "aws",
+        "AWS::Region": "eu-central-1",
+        "AWS::StackName": "roundgate",
+        "AWS::URLSuffix": "amazonaws.com",
+    }
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with CloudFormation's short forms: `!Ref X` becomes `{"Ref": "X"}`,
+    `!Sub …` `{"Fn::Sub": …}`."""
+
+
+def _short_form(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]:
+    value: Any
+    match node:
+        case yaml.ScalarNode():
+            value = loader.construct_scalar(node)
+        case yaml.SequenceNode():
+            value = loader.construct_sequence(node, deep=True)
+        case _:
+            value = loader.construct_mapping(node, deep=True)  # type: ignore[arg-type]
+    if suffix == "GetAtt" and isinstance(value, str):
+        value = value.split(".", 1)
+    return {suffix if suffix in ("Ref", "Condition") else f"Fn::{suffix}": value}
+
+
+_Loader.add_multi_constructor("!", _short_form)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function as the template deploys it."""
+
+    name: str
+    handler: str
+    zip: Path
+    timeout_s: int
+    memory_mb: int
+    runtime: str
+    environment: Mapping[str, str]
+    events: Mapping[str, Any]
+
+
+class Template:
+    """A template, evaluated with parameters: conditions and intrinsic functions have their values.
+
+    References to resources get the values in `known`, such as `Queue.Arn`. Other references become
+    `unknown:Queue.Arn`.
+    """
+
+    def __init__(
+        self,
+        path: Path = machine.TEMPLATE,
+        parameters: Mapping[str, Any] = _NOTHING,
+        known: Mapping[str, str] = _NOTHING,
+        source: dict[str, Any] | None = None,
+    ) -> None:
+        """Read the file, or use `source` as its content.
+
+        Raises:
+            ValueError: the template lacks one of the parameters.
+        """
+        self.source: dict[str, Any] = source or yaml.load(path.read_text("utf-8"), _Loader)
+        self._directory = path.parent
+        defaults = {
+            name: parameter.get("Default") for name, parameter in self.source["Parameters"].items()
+        }
+        if unknown := parameters.keys() - defaults.keys():
+            raise ValueError(f"the template has no parameters {', '.join(sorted(unknown))}")
+        self._values: dict[str, Any] = {**_PSEUDO, **defaults, **parameters, **known}
+
+    def properties(self, resource: str) -> dict[str, Any]:
+        """Return the properties of a resource."""
+        properties: dict[str, Any] = self.value(
+            self.source["Resources"][resource].get("Properties", {})
+        )
+        return properties
+
+    def function(self, resource: str) -> Function:
+        """Return a function, with the properties in `Globals`."""
+        own, shared = self.properties(resource), self.value(self.source["Globals"]["Function"])
+        variables = {**_variables(shared), **_variables(own)}
+        return Function(
+            name=resource,
+            handler=own["Handler"],
+            zip=self._directory / own["CodeUri"],
+            timeout_s=int(own["Timeout"]),
+            memory_mb=int(own["MemorySize"]),
+            runtime=own.get("Runtime", shared["Runtime"]),
+            environment={name: str(value) for name, value in variables.items()},
+            events=own.get("Events", {}),
+        )
+
+    def named(self, kind: str) -> list[str]:
+        """Return the names of the resources of a type."""
+        return [
+            name for name, resource in self.source["Resources"].items() if resource["Type"] == kind
+        ]
+
+    def routes(self) -> list[tuple[str, str]]:
+        """Return the method and path of each route of the API: `$default` and "" for the default
+        route."""
+        routes = self.named("AWS::ApiGatewayV2::Route")
+        keys = (self.properties(name)["RouteKey"].partition(" ") for name in routes)
+        return [(method, path) for method, _, path in keys]
+
+    def value(self, value: Any) -> Any:
+        """Return the value of a part of the template, without the members and items that have no
+        value."""
+        match value:
+            case {"Ref": str(name)}:
+                return self._values.get(name, f"unknown:{name}")
+            case {"Fn::GetAtt": [resource, attribute]}:
+                name = f"{resource}.{attribute}"
+                return self._values.get(name, f"unknown:{name}")
+            case {"Fn::FindInMap": [str(name), first, second]}:
+                mapping = self.source["Mappings"][name]
+                return mapping[str(self.value(first))][str(self.value(second))]
+            case {"Fn::Sub": str(text)}:
+                return self._filled(text, {})
+            case {"Fn::Sub": [text, dict(more)]}:
+                return self._filled(text, {name: self.value(item) for name, item in more.items()})
+            case {"Fn::If": [condition, yes, no]}:
+                return self.value(yes if self.holds({"Condition": condition}) else no)
+            case {"Fn::Select": [index, items]}:
+                return self.value(items)[int(index)]
+            case {"Fn::Split": [separator, text]}:
+                return self.value(text).split(separator)
+            case dict():
+                members = {name: self.value(item) for name, item in value.items()}
+                return {name: item for name, item in members.items() if item is not None}
+            case list():
+                return [item for item in map(self.value, value) if item is not None]
+        return value
+
+    def _filled(self, text: str, more: Mapping[str, Any]) -> str:
+        values = {**self._values, **more}
+        return re.sub(
+            r"\$\{([A-Za-z0-9:.]+)\}",
+            lambda match: str(values.get(match[1], f"unknown:{match[1]}")),
+            text,
+        )
+
+    def holds(self, condition: Any) -> bool:
+        """Return whether a condition of `Conditions` or an assertion of `Rules` is true.
+
+        Raises:
+            ValueError: the condition uses a function that this evaluator lacks.
+        """
+        match condition:
+            case {"Condition": str(name)}:
+                return self.holds(self.source["Conditions"][name])
+            case {"Fn::Not": [one]}:
+                return not self.holds(one)
+            case {"Fn::And": [*all_of]}:
+                return all(map(self.holds, all_of))
+            case {"Fn::Or": [*any_of]}:
+                return any(map(self.holds, any_of))
+            case {"Fn::Equals": [one, other]}:
+                return str(self.value(one)) == str(self.value(other))
+        raise ValueError(f"unknown condition {condition}")
+
+
+def _variables(properties: Mapping[str, Any]) -> dict[str, Any]:
+    variables: dict[str, Any] = properties.get("Environment", {}).get("Variables", {})
+    return variables
+
+
+# `env` of gateway.yaml
+
+_OF_AWS: Final = ("AWS_", "GATEWAY_", "LAMBDA_")
+
+
+def parameter_name(variable: str) -> str:
+    """Return the parameter for a variable. CloudFormation allows only letters and digits."""
+    return "Env" + "".join(part[:1].upper() + part[1:].lower() for part in variable.split("_"))
+
+
+def env_parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the stack's parameters for the variables. A text that refers to another variable does
+    not become a default."""
+    parameters: dict[str, dict[str, Any]] = {}
+    for name, text in env.items():
+        has_default = "${" not in text or is_kept_at_aws(text)
+        default = {"Default": text} if has_default else {}
+        about = f"The variable {name} of both functions."
+        parameters[parameter_name(name)] = {"Type": "String", **default, "Description": about}
+    return parameters
+
+
+def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
+    """Yield a problem for each reference to a variable that the functions lack, and for each
+    variable whose parameter would have the name of another variable's parameter."""
+    env = source.get("env") or {}
+    rest = {name: expression for name, expression in source.items() if name != "env"}
+    variables = [expression for expression in expressions(rest) if expression.source in ("", "env")]
+    for name in sorted({expression.name for expression in variables if expression.default is None}):
+        if name not in env and not name.startswith(_OF_AWS):
+            message = f"the functions have no variable {name}, to which ${{{name}}} refers"
+            remedy = f"declare it: `env: {{{name}: …}}` makes it a parameter of the stack"
+            yield Problem(file, "env", message, remedy)
+    seen: dict[str, str] = {}
+    for name in env:
+        if (other := seen.setdefault(parameter_name(name), name)) != name:
+            message = f"would be the same parameter of the stack as {other}"
+            yield Problem(file, f"env.{name}", message, "give it another name")
+
+
+# The template beside the zips
+
+_CODE: Final = {
+    "GatewayFunction": "gateway.zip",
+    "WorkerFunction": "worker.zip",
+    "RotationFunction": "rotation",
+}
+_DEPLOYMENT: Final = re.compile(r"\bRestDeployment\w*")
+_HEAD: Final = "# Written by `roundgate package`. Set parameters instead of editing: the next run overwrites it.\n"
+
+
+def write(file: ConfigFile, arch: str, out: Path) -> Path:
+    """Write the template and the code of the key rotation into the folder of the zips; return the
+    template's path."""
+    rotation = out / "rotation"
+    shutil.rmtree(rotation, ignore_errors=True)
+    rotation.mkdir(parents=True)
+    shutil.copyfile(machine.ROTATION, rotation / machine.ROTATION.name)
+    target = out / "template.yaml"
+    text = yaml.safe_dump(rendered(file, arch), sort_keys=False, allow_unicode=True, width=110)
+    target.write_text(_HEAD + text, "utf-8")
+    return target
+
+
+def name_deployment(template: Path, digest: str) -> None:
+    """Give the deployment of a REST API the name of its content. A stage serves what its deployment
+    was made from, and CloudFormation makes another one only under another name."""
+    text = template.read_text("utf-8")
+    template.write_text(_DEPLOYMENT.sub(f"RestDeployment{digest}", text), "utf-8")
+
+
+def point_to(template: Path, code: Mapping[str, str]) -> None:
+    """Write the URLs of the functions' code into a template, and name its deployment by its content.
+    `code` has the URL of each file."""
+    source = Template(template).source
+    for name, file in _CODE.items():
+        source["Resources"][name]["Properties"]["CodeUri"] = code[file]
+    text = yaml.safe_dump(source, sort_keys=False, allow_unicode=True, width=110)
+    template.write_text(_HEAD + text, "utf-8")
+    unnamed = _DEPLOYMENT.sub("", text)
+    name_deployment(template, hashlib.sha256(unnamed.encode()).hexdigest()[:16])
+
+
+def rendered(file: ConfigFile, arch: str) -> dict[str, Any]:
+    """Return the template for a configuration: code, endpoints and variables are filled in."""
+    source = Template().source
+    for name, code in _CODE.items():
+        source["Resources"][name]["Properties"]["CodeUri"] = code
+    source["Parameters"]["Architecture"]["Default"] = arch
+    _name_endpoints(source, file)
+    _declare_variables(source, file.config.env)
+    return source
+
+
+def _name_endpoints(source: dict[str, Any], file: ConfigFile) -> None:
+    """Write the paths of the endpoints into the outputs. All endpoints use the API's default
+    route."""
+    usual, *of_views = file.config.endpoints
+    source["Mappings"]["Endpoints"]["Usual"]["Path"] = usual
+    if of_views:
+        base = source["Outputs"]["Endpoint"]["Value"]["Fn::Sub"][1]["Base"]
+        text = ", ".join(f"${{Base}}{path}" for path in of_views)
+        for refusal in ("RestNoToken", "RestBadToken"):
+            # the challenge is one text for all endpoints; clients look for the metadata by themselves
+            headers = source["Resources"][refusal]["Properties"]["ResponseParameters"]
+            headers["gatewayresponse.header.WWW-Authenticate"] = "'Bearer'"
+        source["Outputs"]["ViewEndpoints"] = {
+            "Description": "The MCP endpoints of views.",
+            "Value": {"Fn::Sub": [text, {"Base": deepcopy(base)}]},
+        }
+
+
+def _declare_variables(source: dict[str, Any], env: Mapping[str, str]) -> None:
+    """Add the variables as parameters that both functions receive."""
+    if not env:
+        return
+    own = env_parameters(env)
+    source["Parameters"].update(own)
+    groups = source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]
+    groups.append({"Label": {"default": "Variables"}, "Parameters": list(own)})
+    for function in ("GatewayFunction", "WorkerFunction"):
+        environment = source["Resources"][function]["Properties"]["Environment"]
+        environment["Variables"].update({name: {"Ref": parameter_name(name)} for name in env})

@@ -1,0 +1,181 @@
+"""A bound of the model for every run of the suite, and proof that it sees: mutants of the
+product are caught within it.
+
+`scripts/chaos model --count 30` goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from roundgate.protocol.tasks import Event, sources
+from roundgate.storage.sqlite import tasks as sqlite_tasks
+from roundgate.storage.tasks import TaskRecord, Work
+from roundgate.tasks import events, machine, stored
+from roundgate.tasks.lease import Moment
+from roundgate.tasks.stored import StoredTasks
+from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Carrier
+from roundgate.tasks.worker import Worker
+from tests.roundgate.model.explore import PROFILES, Ran, run
+from tests.roundgate.model.world import Wrong
+
+SEEDS = 10
+"""Worlds of each profile."""
+MUTANT_SEEDS = 60
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_promise_holds_whatever_dies_stands_still_or_goes_unanswered(profile: str) -> None:
+    worlds = _run_all(profile, SEEDS)
+    assert all(ran.counts["claims"] >= PROFILES[profile].tasks // 2 for ran in worlds)
+
+
+@pytest.mark.parametrize(
+    ("seed", "profile"),
+    [
+        # a worker that had stood still gave its task back while a checkpoint was under way,
+        # and wrote its entry again
+        (1365755195, "stops"),
+    ],
+)
+def test_a_world_in_which_something_was_wrong_once_is_right_now(seed: int, profile: str) -> None:
+    assert run(seed, profile).counts["claims"] > 0
+
+
+def test_a_seed_tells_the_same_story_again() -> None:
+    assert run(3, "everything") == run(3, "everything")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Something left out of the product, and what has to be noticed."""
+
+    owner: Any
+    name: str
+    instead: Callable[..., Any]
+    profile: str
+    noticed: str
+
+
+def _holds_without_fence(record: TaskRecord, fence: int) -> bool:
+    return record.status in sources(Event.RUN) and record.lease_until_ms > 0
+
+
+def _holds_without_status(record: TaskRecord, fence: int) -> bool:
+    return record.fence == fence
+
+
+def _learn_nothing(self: Any, record: Any, own: int) -> None:
+    self.in_doubt.clear()
+
+
+_work = sqlite_tasks._work
+
+
+def _work_without_tail(db: Any, record: TaskRecord) -> Work:
+    work = _work(db, record)
+    return replace(work, journal=work.journal[:-1])
+
+
+async def _admit_without_look(self: Carrier) -> None:
+    """A step begins whatever has become of the lease."""
+
+
+async def _claim_without_skew(self: Worker, ref: Any, *, alone: bool = False) -> Any:
+    now_ms = self._clock.now_ms()
+    return await self._store.claim(ref, now_ms, now_ms + self._lease_ms, alone=alone)
+
+
+_claim = StoredTasks.claim
+
+
+async def _claim_with_blame(self: StoredTasks, *args: Any, **kwargs: Any) -> Any:
+    return await _claim(self, *args, **{**kwargs, "alone": True})
+
+
+async def _claim_beside_others(self: Worker, ref: Any, *, alone: bool = False) -> Any:
+    return await _real_claim(self, ref, alone=True)
+
+
+_real_claim = Worker.claim
+
+
+async def _resume_without_row(self: Carrier) -> None:
+    self._time.renewed(Moment.now(self._clock))
+
+
+def _wait_without_look(record: TaskRecord, changes: Any, awaits: Any, now_ms: int) -> None:
+    marks = [events.Mark.parse(text) for text in changes.get("events", record.events)]
+    waiting = [str(replace(mark, is_awaited=mark.name in awaits)) for mark in marks]
+    changes["events"] = tuple(waiting)
+
+
+_parse = events.Mark.parse
+
+
+def _parse_without_wait(text: str) -> events.Mark:
+    return replace(_parse(text), is_awaited=False)
+
+
+async def _sweep_nothing(self: Sweep) -> int:
+    return 0
+
+
+MUTANTS = {
+    "no fence in the condition": Mutant(
+        machine,
+        "holds",
+        _holds_without_fence,
+        "stops",
+        "has been claimed since|is remembered twice|twice though",
+    ),
+    "no status in the condition": Mutant(
+        machine, "holds", _holds_without_status, "cancels", "is over and was changed"
+    ),
+    "doubtful writes are written again": Mutant(
+        stored._Held, "learn", _learn_nothing, "answers", "is remembered twice"
+    ),
+    "the tail of the journal is not looked at": Mutant(
+        sqlite_tasks,
+        "_work",
+        _work_without_tail,
+        "stops",
+        "begins though it is remembered|is remembered twice|is gone|failed with|not over",
+    ),
+    "no look at the lease before a step": Mutant(
+        Carrier, "admit", _admit_without_look, "stops", "which is somebody else's"
+    ),
+    "a lapsed lease is taken without regard to clocks": Mutant(
+        Worker, "claim", _claim_without_skew, "clocks", "took a lease that held"
+    ),
+    "innocents are blamed": Mutant(
+        StoredTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"
+    ),
+    "a worker that went on does not ask the row": Mutant(
+        Carrier, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
+    ),
+    "what waits does not look whether it was delivered meanwhile": Mutant(
+        machine, "_wait", _wait_without_look, "events", "not over"
+    ),
+    "a delivery wakes nobody": Mutant(
+        events.Mark, "parse", _parse_without_wait, "events", "not over"
+    ),
+    "nobody sweeps": Mutant(Sweep, "sweep", _sweep_nothing, "everything", "not over"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_the_model_notices(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutant.owner, mutant.name, mutant.instead)
+    with pytest.raises(Wrong, match=mutant.noticed):
+        _run_all(mutant.profile, MUTANT_SEEDS)
+
+
+def _run_all(profile: str, seeds: int) -> list[Ran]:
+    return [run(seed, profile) for seed in range(seeds)]

@@ -1,0 +1,293 @@
+"""The SQLite store does what every store must, on one file that several processes share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from roundgate.errors import Unavailable
+from roundgate.storage.once import OnceStore
+from roundgate.storage.sqlite.database import (
+    MIGRATIONS,
+    Database,
+    migrate,
+    other_version,
+)
+from roundgate.storage.sqlite.sessions import SqliteSessions
+from tests.roundgate.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims, claimed
+from tests.support.clocks import FixedClock
+
+_CLAIM = """
+import asyncio, sys, time
+from pathlib import Path
+from roundgate.clock import Clock
+from roundgate.storage.once import OnceStore
+from roundgate.storage.sqlite import Database, SqliteSessions
+
+path, token_id, claims, me = sys.argv[1:]
+
+async def main():
+    sessions = SqliteSessions(Database(Path(path)), Clock())
+    store = OnceStore(sessions)
+    print("ready", flush=True)
+    sys.stdin.readline()  # all begin at once
+    got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
+    print(*("won" if record is None else record.answers for record in got), sep="\\n")
+    await sessions.aclose()
+
+asyncio.run(main())
+"""
+
+_INSERT = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1])
+db.execute("insert into sessions (key, value, version, forget_ms) values (?, '', 1, 1)", [sys.argv[2]])
+db.commit()
+db.close()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "not yet there" / "gateway.sqlite3"
+
+
+@pytest.fixture
+def clock() -> FixedClock:
+    return FixedClock()
+
+
+@pytest.fixture
+async def reopen(path: Path, clock: FixedClock) -> AsyncIterator[Reopen]:
+    made: list[SqliteSessions] = []
+
+    def open_one() -> OnceStore:
+        made.append(SqliteSessions(Database(path), clock))
+        return OnceStore(made[-1])
+
+    yield open_one
+    for store in made:
+        await store.aclose()
+
+
+@pytest.fixture
+def spawn_claims(path: Path) -> SpawnClaims:
+    def spawn(token_id: str, processes: int, claims: int) -> list[str]:
+        return claimed(_CLAIM, [str(path), token_id, str(claims)], processes)
+
+    return spawn
+
+
+class TestSqliteOnce(OnceStoreContract):
+    """The contract, on SQLite."""
+
+    def test_processes_that_race_for_a_file_that_is_not_there_all_get_on(
+        self, spawn_claims: SpawnClaims, path: Path
+    ) -> None:
+        assert not path.exists()
+        assert spawn_claims("id", processes=6, claims=1).count("won") == 1
+
+    async def test_a_write_that_is_confirmed_is_on_the_disk(
+        self, store: OnceStore, path: Path
+    ) -> None:
+        await store.claim("id", "yes", 10, LATER)
+        with sqlite3.connect(path) as db:
+            assert db.execute("pragma journal_mode").fetchone() == ("wal",)
+            assert db.execute("select key from sessions").fetchall() == [("once.id",)]
+        db.close()
+
+    def test_making_a_store_touches_no_file(self, path: Path, clock: FixedClock) -> None:
+        SqliteSessions(Database(path), clock)
+        assert not path.parent.exists()
+
+
+async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        once = SqliteSessions(Database(path), FixedClock())
+        await once.put_new("t", b"", LATER)
+        modes = {
+            one.name: stat.S_IMODE(one.stat().st_mode)
+            for one in (path.parent, *path.parent.iterdir())
+        }
+        await once.aclose()
+    finally:
+        os.umask(before)
+    assert modes.pop(path.parent.name) == 0o700
+    assert modes.keys() >= {path.name, f"{path.name}-wal"}
+    assert set(modes.values()) == {0o600}
+
+
+async def test_a_connection_takes_no_locks_from_the_others_of_its_process(tmp_path: Path) -> None:
+    """Or the next process to leave believes that it is the last one, and takes the
+    write-ahead log with it."""
+    path = tmp_path / "store.sqlite3"
+    first, second = Database(path), Database(path)
+    assert await first.read(lambda db: db.execute("select count(*) from tasks").fetchone()) == (0,)
+    assert await second.read(lambda db: db.execute("select count(*) from tasks").fetchone()) == (0,)
+    for number in range(2):
+        command = [sys.executable, "-c", _INSERT, str(path), str(number)]
+        assert await asyncio.to_thread(subprocess.call, command) == 0
+        assert path.with_name("store.sqlite3-wal").exists()
+        assert await first.read(
+            lambda db: db.execute("select count(*) from sessions").fetchone()
+        ) == (number + 1,)
+    await first.aclose()
+    await second.aclose()
+
+
+async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
+    """SQLite has ended the transaction by then: there is nothing to roll back."""
+    database = Database(path)
+
+    def insert(db: sqlite3.Connection) -> None:
+        facts = ("key", b"x" * 100_000, 1, LATER)
+        db.execute(
+            "insert into sessions (key, value, version, forget_ms) values (?, ?, ?, ?)",
+            facts,
+        )
+
+    await database.write(lambda db: _limit_pages(db, 0))
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="database or disk is full"):
+            await database.write(insert)
+    await database.write(lambda db: _limit_pages(db, 1_000))
+    await database.write(insert)
+    assert await database.read(
+        lambda db: db.execute("select count(*) from sessions").fetchone()
+    ) == (1,)
+    await database.aclose()
+
+
+def _limit_pages(db: sqlite3.Connection, more: int) -> None:
+    (pages,) = db.execute("pragma page_count").fetchone()
+    db.execute(f"pragma max_page_count = {pages + more}")
+
+
+async def test_a_commit_that_fails_leaves_no_transaction_behind(path: Path) -> None:
+    """Or its connection would keep the lock, and be good for nothing more."""
+    database = Database(path)
+
+    def insert(db: sqlite3.Connection) -> None:
+        db.execute("pragma defer_foreign_keys = on")  # looked at when it is committed
+        db.execute("insert into payloads (task, kind, name, value) values (999, '', '', '')")
+
+    for _ in range(2):
+        with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
+            await database.write(insert)
+    await database.aclose()
+
+
+async def test_a_file_that_is_no_database_is_said_by_whoever_reads_or_writes(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("What was bought: " * 500)
+    store = SqliteSessions(Database(file), FixedClock())
+    with pytest.raises(Unavailable, match="file is not a database"):
+        await store.read("t")
+    with pytest.raises(Unavailable, match="file is not a database"):
+        await store.put_new("t", b"", LATER)
+    await store.aclose()
+    assert file.read_text().startswith("What was bought"), "it is left as it is"
+
+
+@pytest.mark.parametrize("version", [8, 999])
+async def test_a_file_of_another_version_is_left_alone_and_says_so(
+    path: Path, version: int
+) -> None:
+    store = SqliteSessions(Database(path), FixedClock())
+    assert await store.put_new("t", b"", LATER)
+    await store.aclose()
+    db = sqlite3.connect(path)
+    db.execute(f"pragma user_version = {version}")
+    db.close()
+    store = SqliteSessions(Database(path), FixedClock())
+    with pytest.raises(
+        Unavailable, match=rf"written by another version .* \(file version {version}"
+    ):
+        await store.read("t")
+    await store.aclose()
+
+
+async def test_a_file_with_other_tables_of_the_same_version_is_refused(path: Path) -> None:
+    store = SqliteSessions(Database(path), FixedClock())
+    assert await store.put_new("t", b"", LATER)
+    await store.aclose()
+    assert other_version(path) is None
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("pragma application_id = 0")  # as files from before the tables were settled
+    reason = r"written by another version of the gateway \(file version 1, with other tables\)"
+    assert re.search(reason, other_version(path) or "")
+    store = SqliteSessions(Database(path), FixedClock())
+    with pytest.raises(Unavailable, match=reason):
+        await store.read("t")
+    await store.aclose()
+
+
+async def test_a_file_of_an_earlier_version_is_migrated_and_keeps_its_rows(path: Path) -> None:
+    store = SqliteSessions(Database(path), FixedClock())
+    await store.put_new("token", b"", LATER)
+    await store.aclose()
+    later = (
+        *MIGRATIONS,
+        "alter table sessions add column owner text not null default '?'; create table two (n)",
+    )
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        assert migrate(db, path, later) is False
+        assert migrate(db, path, later) is False
+        rows = db.execute("select key, owner from sessions").fetchall()
+        assert (rows, db.execute("select * from two").fetchall()) == ([("token", "?")], [])
+    assert "file version 2, this version reads 1" in (other_version(path) or "")
+
+
+async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
+    store = SqliteSessions(Database(path), FixedClock())
+    await store.put_new("token", b"", LATER)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        broken = (*MIGRATIONS, "alter table sessions add column owner text; drop table none")
+        with pytest.raises(sqlite3.OperationalError, match="no such table: none"):
+            migrate(db, path, broken)
+    assert other_version(path) is None
+    assert not await store.put_new("token", b"", LATER)
+    await store.aclose()
+
+
+def test_processes_that_migrate_a_file_at_once_do_so_once(path: Path) -> None:
+    path.parent.mkdir()
+    scripts = ("create table one (n)", "create table two (n); insert into two values (1)")
+
+    def run(_: int) -> bool:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as db:
+            return migrate(db, path, scripts)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sorted(threads.map(run, range(8))) == [False] * 7 + [True]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("select n from two").fetchall() == [(1,)]
+
+
+async def test_who_opens_a_new_file_waits_for_another_that_is_making_it(tmp_path: Path) -> None:
+    file = tmp_path / "new.sqlite3"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("create table x (y)")
+    other.execute("begin exclusive")
+    store = SqliteSessions(Database(file), FixedClock())
+    reading = asyncio.ensure_future(store.read("t"))
+    await asyncio.sleep(0.2)
+    assert not reading.done()
+    other.execute("commit")
+    other.close()
+    assert await asyncio.wait_for(reading, 60) is None
+    await store.aclose()

@@ -1,0 +1,131 @@
+"""Whatever a handler is made of: as a task that dies and is gone on with elsewhere, it
+ends as if it never was one.
+
+The handlers are those of tests/roundgate/replay/test_any_handler.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roundgate.auth.principal import LOCAL
+from roundgate.replay.context import Context
+from roundgate.replay.sync_context import SyncContext
+from roundgate.settings import TasksConfig
+from tests.roundgate.replay.test_any_handler import (
+    MANNERS,
+    PROGRAMS,
+    SEQUENCES,
+    Direct,
+    Program,
+    World,
+    perform,
+    perform_blocking,
+    responses_to,
+)
+from tests.support.clocks import FixedClock
+from tests.support.crashes import Crash, How, Plan, bury
+from tests.support.tasks import Fast, Files, Shared, Workshop, catalog_of
+
+POINTS = st.dictionaries(st.integers(0, 30), st.sampled_from(["before", "after"]), max_size=4)
+
+
+async def as_task(
+    files: Files,
+    make: Any,
+    manners: list[str],
+    points: Mapping[int, How],
+    within_ms: int | None,
+    clock: FixedClock,
+) -> Any:
+    """What a handler returns as a task whose workers die at some of their calls, each turn bounded by a deadline."""
+    shared = Shared(files.new(), clock, TasksConfig(), database=Fast)
+    plan, left, told = Plan(points), [*manners], dict[str, str]()
+    store, queue = shared.stores()
+    ref = await Workshop(catalog_of(tool=make()), store, queue, clock).begin("tool")
+    for _ in range(300):
+        life = plan.life()
+        shop = Workshop(catalog_of(tool=make()), *life.shares(store, queue), clock, shared.config)
+        try:
+            shown = await shop.shown(ref)
+            if shown["status"] == "completed":
+                await shared.aclose()
+                assert "isError" not in shown["result"], shown
+                return shown["result"]["structuredContent"]
+            requests = shown.get("inputRequests", {})
+            for key, request in requests.items():
+                assert told.setdefault(key, json.dumps(request)) == json.dumps(request)
+            await shop.tasks.update(
+                LOCAL, ref.id, responses_to(requests, left.pop(0) if requests and left else "all")
+            )
+            if not await shop.turns(clock.deadline(within_ms)):
+                clock.skip(31)
+                await shop.sweep.sweep()
+        except Crash:
+            await bury()
+    raise AssertionError("it never ended")
+
+
+def check(value: Any, expected: Any, effects: Any, expected_effects: Any, crashes: int) -> None:
+    assert value == json.loads(json.dumps(expected))
+    assert set(effects) == set(expected_effects)
+    if not crashes:
+        assert effects == expected_effects
+
+
+@settings(max_examples=250)
+@given(PROGRAMS, MANNERS, POINTS, st.sampled_from([None, 150_000]))
+def test_a_handler_ends_as_a_task_as_if_nobody_ever_died(
+    files: Files,
+    program: Program,
+    manners: list[str],
+    points: Mapping[int, How],
+    within_ms: int | None,
+) -> None:
+    async def scenario() -> None:
+        plain, clock = World(), FixedClock()
+        expected = await perform(Direct(), program, plain)
+        world = World(clock)
+
+        def make() -> Any:
+            async def handler(ctx: Context) -> Any:
+                return await perform(ctx, program, world)
+
+            return handler
+
+        value = await as_task(files, make, manners, points, within_ms, clock)
+        check(value, expected, world.effects, plain.effects, len(points))
+
+    asyncio.run(scenario())
+
+
+@settings(max_examples=80)
+@given(SEQUENCES, MANNERS, POINTS, st.sampled_from([None, 150_000]))
+def test_so_does_one_that_is_a_plain_function(
+    files: Files,
+    program: Program,
+    manners: list[str],
+    points: Mapping[int, How],
+    within_ms: int | None,
+) -> None:
+    async def scenario() -> None:
+        plain, clock = World(), FixedClock()
+        expected = await perform(Direct(), program, plain)
+        world = World(clock)
+
+        def make() -> Any:
+            def handler(ctx: SyncContext) -> Any:
+                return perform_blocking(ctx, program, world)
+
+            return handler
+
+        value = await as_task(files, make, manners, points, within_ms, clock)
+        check(value, expected, world.effects, plain.effects, len(points))
+
+    asyncio.run(scenario())

@@ -1,0 +1,1289 @@
+"""The stored tasks: what each event makes of a task that is kept in a file, and of races between
+processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from msgspec.structs import replace
+
+from roundgate.errors import LeaseLost, Unavailable
+from roundgate.observability.metrics import Metrics
+from roundgate.protocol.tasks import OPEN, Status
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.tasks import SqliteTasks
+from roundgate.storage.tasks import TaskRef, Wanted
+from roundgate.tasks.events import (
+    NOTHING,
+    Added,
+    Answered,
+    Cancelled,
+    NotClaimed,
+    Postponed,
+)
+from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
+from tests.roundgate.storage.task_contract import (
+    END,
+    NOW,
+    REF,
+    SIZES,
+    SOON,
+    TERMINAL,
+    UNTIL,
+    Reopen,
+    asking,
+    asleep,
+    begun,
+    blamed,
+    blob,
+    claim,
+    clean_up,
+    ids,
+    new,
+    over,
+    record,
+    take_over,
+    working,
+)
+from tests.support.postponing import postpone
+
+UNDER_A_LEASE: Final[Mapping[str, Callable[[StoredTasks, Lease], Awaitable[object]]]] = {
+    "checkpoint": lambda store, lease: store.checkpoint(
+        lease, Added([b"late"], b"late", "late"), NOW, END
+    ),
+    "checkpoint without entries": lambda store, lease: store.checkpoint(lease, NOTHING, NOW, END),
+    "suspend": lambda store, lease: store.suspend(lease, Added([b"late"]), {"late": b"late"}, NOW),
+    "release": lambda store, lease: store.release(
+        lease, Added([b"late"], b"late"), NOW, wake_ms=SOON, due_ms=SOON
+    ),
+    "restart": lambda store, lease: store.restart(lease, b"late", [b"late"], b"late", 9, NOW, SOON),
+    "park": lambda store, lease: store.park(lease, "late", NOW),
+    "finish": lambda store, lease: store.finish(lease, Status.COMPLETED, b"late", "late", NOW),
+    "finish with much": lambda store, lease: store.finish(
+        lease, Status.COMPLETED, blob(400_000), "late", NOW
+    ),
+}
+"""Every write that a worker does."""
+
+
+async def _claimed_again(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    await take_over(store)
+    return lease
+
+
+async def _asking(store: StoredTasks) -> Lease:
+    return await asking(store, {"a": b"?"})
+
+
+async def _answered(store: StoredTasks) -> Lease:
+    lease = await asking(store, {"a": b"?"})
+    await store.answer(REF, {"a": b"!"}, NOW, SOON)
+    return lease
+
+
+async def _released(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    return lease
+
+
+async def _finished(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    await store.finish(lease, Status.FAILED, b"first", None, NOW)
+    return lease
+
+
+async def _cancelled(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    await store.cancel(REF, "cancelled", NOW)
+    return lease
+
+
+async def _expired(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    await store.expire([REF], END)
+    return lease
+
+
+async def _let_go(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    await store.let_go(REF, lease.fence, NOW, SOON, blame=True)
+    return lease
+
+
+async def _restarted(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    await store.restart(lease, b"call", [], b"{}", 1, NOW, SOON)
+    return lease
+
+
+async def _parked(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    await store.park(lease, "parked", NOW)
+    return lease
+
+
+async def _requeued(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    await store.requeue(REF, NOW, SOON)
+    return lease
+
+
+async def _requeued_and_claimed(store: StoredTasks) -> Lease:
+    lease = await _requeued(store)
+    await claim(store)
+    return lease
+
+
+async def _never_claimed(store: StoredTasks) -> Lease:
+    lease = await working(store, TaskRef("owner", "other"))
+    await store.create(new())
+    return Lease(REF, 0, lease.held)
+
+
+async def _never_created(store: StoredTasks) -> Lease:
+    lease = await working(store)
+    return replace(lease, ref=TaskRef("owner", "unknown"))
+
+
+LOST: Final[Mapping[str, Callable[[StoredTasks], Awaitable[Lease]]]] = {
+    "claimed again": _claimed_again,
+    "asking": _asking,
+    "asking and answered": _answered,
+    "released": _released,
+    "finished": _finished,
+    "cancelled": _cancelled,
+    "expired": _expired,
+    "let go": _let_go,
+    "restarted": _restarted,
+    "parked": _parked,
+    "requeued": _requeued,
+    "requeued and claimed": _requeued_and_claimed,
+    "never claimed": _never_claimed,
+    "never created": _never_created,
+}
+"""Every way in which a lease is no more."""
+
+BLAME: Final = ("suspect", "deaths", "attempts", "declined_ms", "alone")
+
+
+@pytest.fixture
+async def reopen(tmp_path: Path) -> AsyncIterator[Reopen]:
+    made: list[StoredTasks] = []
+
+    def open_one() -> StoredTasks:
+        made.append(StoredTasks(SqliteTasks(Database(tmp_path / "tasks.sqlite3", durable=False))))
+        return made[-1]
+
+    yield open_one
+    for store in made:
+        await store.aclose()
+
+
+@pytest.fixture
+def store(reopen: Reopen) -> StoredTasks:
+    return reopen()
+
+
+@pytest.fixture
+def stores(reopen: Reopen) -> list[StoredTasks]:
+    return [reopen() for _ in range(4)]
+
+
+# going on without answers
+
+
+async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then_on(
+    store: StoredTasks,
+) -> None:
+    await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
+    assert (await record(store)).due_ms == SOON
+    assert not await store.go_on([REF], SOON - 1, UNTIL)
+    assert await store.go_on([REF], SOON, UNTIL)
+    found = await record(store)
+    assert (found.status, found.requests, found.wake_ms, found.due_ms) == (
+        Status.WORKING,
+        {},
+        0,
+        UNTIL,
+    )
+    assert not await store.go_on([REF], SOON, UNTIL)
+    assert (await claim(store, now_ms=SOON)).answers == {}
+
+
+async def test_while_it_goes_on_no_answer_to_what_it_asked_is_taken_and_lost(
+    store: StoredTasks,
+) -> None:
+    questions = {"a": b"?", "b": b"?"}
+    await store.suspend(await working(store), NOTHING, questions, NOW, wake_ms=SOON)
+    assert await store.go_on([REF], SOON, UNTIL)
+    for answers in ({"b": b"!"}, {"a": b"!", "b": b"!"}, {"b": b"!", "nobody": b"!"}):
+        assert await store.answer(REF, answers, SOON, UNTIL) is Answered.LATER
+    assert await store.answer(REF, {"nobody": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
+    claimed = await claim(store, now_ms=SOON)
+    assert await store.answer(REF, {"b": b"!"}, SOON, UNTIL) is Answered.LATER
+    await store.suspend(claimed.lease, NOTHING, {"b": b"?"}, SOON)
+    assert (await record(store)).requests == {"b": b"?"}
+    assert await store.answer(REF, {"a": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
+    assert await store.answer(REF, {"b": b"!"}, SOON, UNTIL) is Answered.FULLY
+    assert (await claim(store, now_ms=SOON)).answers == {"b": b"!"}
+
+
+@pytest.mark.parametrize("keeps_blame", [True, False])
+async def test_what_it_asked_may_be_asked_again_after_a_fault_and_not_after_it_let_go(
+    store: StoredTasks, keeps_blame: bool
+) -> None:
+    await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
+    assert await store.go_on([REF], SOON, UNTIL)
+    lease = (await claim(store, now_ms=SOON)).lease
+    await store.release(lease, NOTHING, SOON, wake_ms=0, due_ms=UNTIL, keeps_blame=keeps_blame)
+    expected = Answered.LATER if keeps_blame else Answered.NOT_NEEDED
+    assert await store.answer(REF, {"a": b"!"}, SOON, UNTIL) is expected
+
+
+async def test_one_that_is_answered_before_goes_on_at_once(store: StoredTasks) -> None:
+    await store.suspend(await working(store), NOTHING, {"a": b"?", "b": b"?"}, NOW, wake_ms=SOON)
+    assert await store.answer(REF, {"a": b"!"}, NOW, UNTIL) is Answered.PARTLY
+    assert (await record(store)).due_ms == SOON
+    assert await store.answer(REF, {"b": b"!"}, NOW, UNTIL) is Answered.FULLY
+    assert not await store.go_on([REF], SOON, UNTIL)
+    assert (await claim(store, now_ms=NOW)).answers == {"a": b"!", "b": b"!"}
+
+
+async def test_one_that_asks_without_a_moment_or_is_over_does_not(store: StoredTasks) -> None:
+    await asking(store, {"a": b"?"})
+    assert not await store.go_on([REF], END - 1, END)
+    await store.cancel(REF, "cancelled", NOW)
+    assert not await store.go_on([REF], END - 1, END)
+
+
+# claim
+
+
+async def test_a_claim_gives_the_task_with_all_that_a_run_needs(store: StoredTasks) -> None:
+    await store.create(
+        new(call=b"call", state=b"state", journal=[b"0", b"1"], status_message="waits")
+    )
+    claimed = await claim(store)
+    assert (claimed.call, claimed.state, list(claimed.journal)) == (
+        b"call",
+        b"state",
+        [b"0", b"1"],
+    )
+    assert claimed.answers == {}
+    assert claimed.lease.ref == REF
+    assert claimed.lease.fence == claimed.record.fence
+    assert claimed.record == await record(store)
+
+
+async def test_a_claim_is_no_change_that_the_client_can_see(store: StoredTasks) -> None:
+    await store.create(new())
+    before = await record(store)
+    await claim(store, now_ms=SOON)
+    assert await record(store) == replace(before, fence=1, lease_until_ms=UNTIL)
+
+
+async def test_of_many_claims_at_once_one_wins(stores: list[StoredTasks]) -> None:
+    await stores[0].create(new())
+    got = await asyncio.gather(*(store.claim(REF, NOW, UNTIL) for store in stores * 8))
+    assert sorted(isinstance(one, Claimed) for one in got) == [False] * 31 + [True]
+    assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
+    assert (await record(stores[0])).fence == 1
+
+
+async def test_each_claim_raises_the_fence(store: StoredTasks) -> None:
+    await store.create(new())
+    fences = [
+        (await take_over(store, now_ms=NOW + n, until_ms=NOW + n + 1)).lease.fence for n in range(4)
+    ]
+    assert fences == sorted(set(fences))
+
+
+async def test_a_task_is_leased_until_the_lease_ends(store: StoredTasks) -> None:
+    await working(store)
+    assert await store.claim(REF, UNTIL - 1, END) is NotClaimed.LEASED
+    assert isinstance(await store.claim(REF, UNTIL, END, alone=True), Claimed)
+
+
+async def test_a_task_sleeps_until_it_is_to_wake(store: StoredTasks) -> None:
+    lease = await working(store)
+    await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
+    assert (await record(store)).wake_ms == SOON
+    assert await store.claim(REF, SOON - 1, UNTIL) is NotClaimed.ASLEEP
+    claimed = await claim(store, now_ms=SOON)
+    assert claimed.record.wake_ms == 0, "a claim ends its sleep"
+    assert (await record(store)).wake_ms == 0
+
+
+async def test_a_claim_is_refused_with_the_reason(store: StoredTasks) -> None:
+    await asking(store, {"a": b"?"})
+    assert await store.claim(REF, NOW, UNTIL) is NotClaimed.WAITING
+    assert await store.claim(TaskRef("owner", "unknown"), NOW, UNTIL) is NotClaimed.GONE
+
+
+@pytest.mark.parametrize("status", TERMINAL)
+async def test_what_is_over_is_not_claimed(store: StoredTasks, status: Status) -> None:
+    await over(store, status)
+    assert await store.claim(REF, UNTIL, END) is NotClaimed.OVER
+    assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
+
+
+async def test_a_claim_that_is_refused_changes_nothing(store: StoredTasks) -> None:
+    await working(store)
+    before = await record(store)
+    await store.claim(REF, NOW, END)
+    assert await record(store) == before
+
+
+# leases
+
+
+@pytest.mark.parametrize("how", LOST)
+async def test_no_write_under_a_lease_that_is_lost_changes_anything(
+    store: StoredTasks, how: str
+) -> None:
+    lease = await LOST[how](store)
+    before = sorted((await store.find()).records, key=str)
+    known = await store.read(REF, NOW)
+    for write in UNDER_A_LEASE.values():
+        with pytest.raises(LeaseLost):
+            await write(store, lease)
+    assert sorted((await store.find()).records, key=str) == before
+    assert await store.read(REF, NOW) == known
+
+
+@pytest.mark.parametrize("write", UNDER_A_LEASE)
+async def test_nothing_of_a_write_that_came_late_is_seen_by_the_next_worker(
+    store: StoredTasks, write: str
+) -> None:
+    lease = await working(store, journal=[b"0"], state=b"state")
+    second = (await take_over(store, until_ms=UNTIL + 1)).lease
+    with pytest.raises(LeaseLost):
+        await UNDER_A_LEASE[write](store, lease)
+    await store.checkpoint(second, Added([b"1"]), UNTIL)
+    third = await take_over(store, now_ms=UNTIL + 1)
+    assert (list(third.journal), third.state) == ([b"0", b"1"], b"state")
+    assert third.record.status_message is None
+
+
+@pytest.mark.parametrize("write", UNDER_A_LEASE)
+async def test_a_lease_whose_time_is_over_holds_until_somebody_claims_the_task(
+    store: StoredTasks, write: str
+) -> None:
+    lease = await working(store)
+    await store.checkpoint(lease, NOTHING, NOW, until_ms=NOW - 1)
+    before = (await store.find()).records[0]
+    await UNDER_A_LEASE[write](store, lease)
+    assert (await store.find()).records[0] != before
+
+
+@pytest.mark.parametrize("write", UNDER_A_LEASE)
+async def test_a_worker_that_stalled_and_its_successor_do_not_both_write(
+    stores: list[StoredTasks], write: str
+) -> None:
+    """Whichever is first: either the claim is refused, or the write is."""
+    stalled, other = stores[:2]
+    for n in range(8):
+        ref = TaskRef("owner", f"{n}")
+        lease = await working(stalled, ref)
+        late, claimed = await asyncio.gather(
+            UNDER_A_LEASE[write](stalled, lease),
+            other.claim(ref, UNTIL, END, alone=True),
+            return_exceptions=True,
+        )
+        if late is None:
+            assert not isinstance(claimed, Claimed) or b"late" in claimed.journal
+        else:
+            assert isinstance(late, LeaseLost)
+            assert isinstance(claimed, Claimed)
+            assert b"late" not in claimed.journal
+
+
+@pytest.mark.parametrize("entries", [[], [b"entry"]], ids=["alone", "with entries"])
+async def test_a_renewal_extends_the_lease_and_moves_the_due_time_if_told_so(
+    store: StoredTasks, entries: list[bytes]
+) -> None:
+    lease = await working(store)
+    await store.checkpoint(lease, Added(entries), NOW, until_ms=UNTIL + 5)
+    found = await record(store)
+    assert (found.lease_until_ms, found.due_ms) == (UNTIL + 5, SOON)
+    assert await store.claim(REF, UNTIL + 4, END) is NotClaimed.LEASED
+    await store.checkpoint(lease, Added(2 * entries), NOW, UNTIL + 6, UNTIL + 9)
+    found = await record(store)
+    assert (found.lease_until_ms, found.due_ms) == (UNTIL + 6, UNTIL + 9)
+    assert list((await take_over(store, now_ms=UNTIL + 6)).journal) == 3 * entries
+
+
+async def test_a_checkpoint_without_renewal_leaves_the_lease(store: StoredTasks) -> None:
+    lease = await working(store)
+    await store.checkpoint(lease, Added([b"entry"]), NOW)
+    found = await record(store)
+    assert (found.lease_until_ms, found.due_ms) == (UNTIL, SOON)
+
+
+@pytest.mark.parametrize("end", ["suspend", "release", "finish", "cancel"])
+async def test_afterwards_nobody_has_the_task(store: StoredTasks, end: str) -> None:
+    lease = await working(store)
+    if end == "cancel":
+        await store.cancel(REF, "cancelled", NOW)
+    else:
+        await UNDER_A_LEASE[end](store, lease)
+    assert (await record(store)).lease_until_ms == 0
+
+
+@pytest.mark.parametrize("due_ms", [SOON, UNTIL, UNTIL + 7, UNTIL + 8, END])
+async def test_a_claim_leaves_the_due_time_unless_it_is_too_late(
+    store: StoredTasks, due_ms: int
+) -> None:
+    """Who claims it may die at once, and a sweep has to find it."""
+    await store.create(new(due_ms=due_ms))
+    claimed = await claim(store, due_ms=UNTIL + 7)
+    assert claimed.record == await record(store)
+    assert (claimed.record.lease_until_ms, claimed.record.due_ms) == (
+        UNTIL,
+        min(due_ms, UNTIL + 7),
+    )
+
+
+async def test_the_end_of_the_lease_is_when_a_task_is_due_at_the_latest(store: StoredTasks) -> None:
+    await store.create(new(due_ms=UNTIL + 1))
+    assert (await claim(store)).record.due_ms == UNTIL
+
+
+async def test_of_a_task_that_is_due_late_one_claim_wins_and_a_lapsed_one_is_taken_over(
+    stores: list[StoredTasks],
+) -> None:
+    await stores[0].create(new(due_ms=END))
+    got = await asyncio.gather(*(store.claim(REF, NOW, UNTIL) for store in stores * 4))
+    assert sum(isinstance(one, Claimed) for one in got) == 1
+    assert (await record(stores[0])).fence == 1
+    (task,) = await stores[0].due(END, 10)
+    assert await postpone(stores[0], task, END - 1)
+    assert await stores[0].claim(REF, UNTIL, END - 2) is NotClaimed.SUSPECT
+    found = (await claim(stores[0], now_ms=UNTIL, until_ms=END - 2, alone=True)).record
+    assert (found.suspect, found.fence, found.due_ms) == (True, 2, END - 2)
+
+
+# blame
+
+
+async def test_a_lease_has_lapsed_by_the_time_that_the_claimer_names(store: StoredTasks) -> None:
+    await working(store)
+    assert (
+        await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1, alone=True) is NotClaimed.LEASED
+    )
+    assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1) is NotClaimed.LEASED
+    assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL) is NotClaimed.SUSPECT
+    assert isinstance(await store.claim(REF, UNTIL + 5, END, lapsed_ms=UNTIL, alone=True), Claimed)
+
+
+async def test_a_task_whose_lease_has_lapsed_is_only_for_who_runs_it_alone(
+    store: StoredTasks,
+) -> None:
+    await working(store)
+    before = await record(store)
+    assert await store.claim(REF, UNTIL, END) is NotClaimed.SUSPECT
+    assert await record(store) == before, "nothing is written"
+    found = (await take_over(store)).record
+    assert (found.suspect, found.alone, found.deaths) == (True, True, 0), (
+        "nobody knows who of many it was"
+    )
+
+
+async def test_of_many_claims_of_a_lapsed_lease_one_wins(stores: list[StoredTasks]) -> None:
+    await working(stores[0])
+    got = await asyncio.gather(*(store.claim(REF, UNTIL, END, alone=True) for store in stores * 4))
+    assert sum(isinstance(one, Claimed) for one in got) == 1
+    assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
+    assert (await record(stores[0])).fence == 2
+
+
+async def test_deaths_are_leases_of_it_alone_that_lapsed(store: StoredTasks) -> None:
+    await working(store)
+    for deaths in range(4):
+        claimed = await take_over(store, now_ms=UNTIL + deaths, until_ms=UNTIL + deaths + 1)
+        assert (claimed.record.suspect, claimed.record.deaths) == (True, deaths)
+        assert claimed.record == await record(store)
+
+
+async def test_who_runs_alone_may_claim_what_is_no_suspect(store: StoredTasks) -> None:
+    await store.create(new())
+    found = (await claim(store, alone=True)).record
+    assert (found.suspect, found.alone, found.deaths) == (False, True, 0)
+
+
+async def test_a_suspect_that_is_free_stays_one(store: StoredTasks) -> None:
+    await working(store)
+    lease = (await take_over(store)).lease
+    await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON, keeps_blame=True)
+    assert await store.claim(REF, SOON - 1, UNTIL) is NotClaimed.ASLEEP
+    assert await store.claim(REF, SOON, UNTIL) is NotClaimed.SUSPECT
+    found = (await claim(store, now_ms=SOON, alone=True)).record
+    assert (found.suspect, found.deaths) == (True, 0), "it was given back"
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "suspend", "release", "restart", "requeue"])
+async def test_progress_lifts_all_blame(store: StoredTasks, how: str) -> None:
+    lease = await blamed(store)
+    if how == "checkpoint":
+        await store.checkpoint(lease, Added([b"entry"]), NOW)
+    elif how == "suspend":
+        await store.suspend(lease, NOTHING, {"a": b"?"}, NOW)
+    elif how == "release":
+        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    elif how == "restart":
+        await store.restart(lease, b"", [], b"", 1, NOW, SOON)
+    else:
+        await store.requeue(REF, NOW, SOON)
+    found = await record(store)
+    assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (False, 0, 0, 0)
+    assert found.alone is True, "that was the last lease"
+
+
+async def test_a_renewal_a_state_and_a_message_are_no_progress(store: StoredTasks) -> None:
+    lease = await blamed(store)
+    before = await record(store)
+    await store.checkpoint(lease, Added((), b"state", "message"), NOW, until_ms=END, due_ms=END)
+    found = await record(store)
+    assert [getattr(found, name) for name in BLAME] == [getattr(before, name) for name in BLAME]
+
+
+async def test_a_fault_and_a_decline_are_noted_and_lift_no_blame(store: StoredTasks) -> None:
+    lease = await blamed(store)
+    await store.release(
+        lease,
+        NOTHING,
+        NOW,
+        wake_ms=0,
+        due_ms=SOON,
+        attempts=4,
+        declined_ms=NOW - 5,
+        keeps_blame=True,
+    )
+    found = await record(store)
+    assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (
+        True,
+        2,
+        4,
+        NOW - 5,
+    )
+
+
+# let_go
+
+
+@pytest.mark.parametrize(
+    ("alone", "blame", "deaths"), [(False, False, 0), (False, True, 0), (True, True, 1)]
+)
+async def test_a_lease_is_ended_from_outside(
+    store: StoredTasks, alone: bool, blame: bool, deaths: int
+) -> None:
+    await store.create(new())
+    before = (await claim(store, alone=alone)).record
+    assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is True
+    expected = replace(before, lease_until_ms=0, due_ms=SOON, suspect=blame, deaths=deaths)
+    assert await record(store) == expected
+    assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is False
+    assert (await store.claim(REF, NOW, UNTIL) is NotClaimed.SUSPECT) is blame
+
+
+async def test_whose_lease_was_ended_from_outside_writes_no_more(store: StoredTasks) -> None:
+    lease = await working(store)
+    assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False) is True
+    before = await record(store)
+    for write in UNDER_A_LEASE.values():
+        with pytest.raises(LeaseLost):
+            await write(store, lease)
+    assert await record(store) == before
+
+
+async def test_a_suspect_that_is_let_go_without_blame_stays_one(store: StoredTasks) -> None:
+    await working(store)
+    lease = (await take_over(store)).lease
+    assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False) is True
+    found = await record(store)
+    assert (found.suspect, found.deaths) == (True, 0)
+
+
+@pytest.mark.parametrize("how", [how for how in LOST if how != "never created"])
+async def test_a_lease_that_is_lost_is_not_ended_once_more(store: StoredTasks, how: str) -> None:
+    lease = await LOST[how](store)
+    before = await record(store)
+    assert await store.let_go(REF, lease.fence, NOW, SOON, blame=True) is False
+    assert await record(store) == before
+    assert await store.let_go(TaskRef("owner", "unknown"), 1, NOW, SOON, blame=True) is False
+
+
+async def test_a_lease_is_ended_from_another_thread_with_a_loop_and_a_store_of_its_own(
+    store: StoredTasks, reopen: Reopen
+) -> None:
+    lease = await working(store)
+
+    async def end() -> bool:
+        other = reopen()
+        try:
+            return await other.let_go(REF, lease.fence, NOW, SOON, blame=True)
+        finally:
+            await other.aclose()
+
+    assert await asyncio.to_thread(asyncio.run, end()) is True
+    assert (await record(store)).suspect
+
+
+# attempts
+
+
+async def test_claims_are_no_attempts(store: StoredTasks) -> None:
+    await store.create(new())
+    for n in range(1, 4):
+        claimed = await take_over(store, now_ms=NOW + n, until_ms=NOW + n + 1)
+        assert claimed.record.attempts == 0
+
+
+async def test_attempts_are_as_release_was_told_until_there_is_progress(store: StoredTasks) -> None:
+    lease = await working(store)
+    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3)
+    lease = (await claim(store)).lease
+    assert (await record(store)).attempts == 3
+    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    assert (await record(store)).attempts == 0
+
+
+async def test_a_question_is_progress(store: StoredTasks) -> None:
+    await store.release(await working(store), NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3)
+    await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?"}, NOW)
+    assert (await record(store)).attempts == 0
+
+
+async def test_the_version_of_the_journal_is_kept(store: StoredTasks) -> None:
+    await store.create(new(journal_version=3))
+    assert (await claim(store)).record.journal_version == 3
+
+
+# cancel
+
+
+@pytest.mark.parametrize("state", ["new", "working", "asking", "asleep"])
+async def test_an_open_task_is_cancelled(store: StoredTasks, state: str) -> None:
+    if state == "new":
+        await store.create(new())
+    elif state == "working":
+        await working(store)
+    elif state == "asking":
+        await asking(store, {"a": b"?", "b": blob(9000)})
+    else:
+        await asleep(store)
+    cancelled = await store.cancel(REF, "The client cancelled it", SOON)
+    assert cancelled is Cancelled.OVER
+    found = await record(store)
+    assert (found.status, found.status_message, found.updated_ms) == (
+        Status.CANCELLED,
+        "The client cancelled it",
+        SOON,
+    )
+    assert (found.requests, found.outcome, found.due_ms) == ({}, None, None)
+    assert (found.lease_until_ms, found.wake_ms) == (0, 0)
+
+
+@pytest.mark.parametrize("status", TERMINAL)
+async def test_a_task_that_is_over_is_not_cancelled(store: StoredTasks, status: Status) -> None:
+    await over(store, status)
+    before = await record(store)
+    assert await store.cancel(REF, "too late", SOON) is Cancelled.OVER
+    assert await record(store) == before
+
+
+async def test_an_unknown_task_is_not_cancelled(store: StoredTasks) -> None:
+    assert await store.cancel(REF, "cancelled", NOW) is Cancelled.UNKNOWN_TASK
+    assert await store.read(REF, NOW) is None
+    assert (await store.find()).records == []
+
+
+async def test_of_cancellation_and_completion_one_happens(stores: list[StoredTasks]) -> None:
+    seen = set()
+    for n in range(12):
+        ref = TaskRef("owner", f"{n}")
+        lease = await working(stores[0], ref)
+        both = [
+            stores[0].finish(lease, Status.COMPLETED, b"outcome", "done", NOW),
+            stores[1].cancel(ref, "cancelled", NOW),
+        ]
+        order = both if n % 2 else both[::-1]
+        got = await asyncio.gather(*order, return_exceptions=True)
+        assert Cancelled.OVER in got, "there is such a task"
+        found = await record(stores[2], ref)
+        was_lost = any(isinstance(one, LeaseLost) for one in got)
+        assert found.status is (Status.CANCELLED if was_lost else Status.COMPLETED)
+        assert found.outcome == (None if was_lost else b"outcome")
+        seen.add(found.status)
+    assert seen <= {Status.CANCELLED, Status.COMPLETED}
+
+
+async def test_of_cancellation_and_checkpoint_the_cancellation_stays(
+    stores: list[StoredTasks],
+) -> None:
+    for n in range(8):
+        ref = TaskRef("owner", f"{n}")
+        lease = await working(stores[0], ref)
+        await asyncio.gather(
+            stores[0].checkpoint(lease, Added([b"entry"], status_message="on it"), NOW, END),
+            stores[1].cancel(ref, "cancelled", NOW),
+            return_exceptions=True,
+        )
+        found = await record(stores[2], ref)
+        assert (found.status, found.status_message, found.due_ms) == (
+            Status.CANCELLED,
+            "cancelled",
+            None,
+        )
+
+
+# cleaning up
+
+
+@pytest.mark.parametrize("state", ["new", "working", "asking", "asleep"])
+async def test_a_cancelled_task_that_has_begun_something_keeps_what_ends_it(
+    store: StoredTasks, state: str
+) -> None:
+    await begun(store, state)
+    assert await store.cancel(REF, "no more", NOW, SOON) is Cancelled.CLEAN_UP
+    found = await record(store)
+    assert (found.status, found.status_message) == (Status.CANCELLED, "no more")
+    assert (found.due_ms, found.requests, found.wake_ms) == (SOON, {}, 0)
+    assert found.cleans_up
+    assert await store.cancel(REF, "again", NOW, SOON) is Cancelled.OVER
+    assert await store.claim(REF, NOW, UNTIL) is NotClaimed.CLEAN_UP
+    assert await store.claim(REF, NOW, UNTIL, alone=True) is NotClaimed.CLEAN_UP
+    assert (await store.open_tasks(10))[0] == []
+    assert await store.count_open("owner", 10) == 0
+    assert ids(await store.due(SOON, 10)) == ["id"]
+    assert await store.due(SOON - 1, 10) == []
+
+
+async def test_a_cleanup_gives_all_that_a_run_needs(store: StoredTasks) -> None:
+    lease = await begun(store, "working")
+    assert lease is not None
+    await store.checkpoint(lease, Added([b"start", blob(9_000)], b"state"), NOW)
+    await store.suspend(lease, NOTHING, {"a": b"?"}, NOW)
+    await store.answer(REF, {"a": blob(3_000)}, NOW, SOON)
+    await store.cancel(REF, "no more", NOW, SOON)
+    claimed = await clean_up(store, REF)
+    assert claimed is not None
+    assert (claimed.call, claimed.state) == (b"call", b"state")
+    assert claimed.journal == [b"start", blob(9_000)]
+    assert claimed.answers == {"a": blob(3_000)}
+    assert (claimed.record.attempts, claimed.record.status) == (1, Status.CANCELLED)
+    assert claimed.lease.fence == lease.fence + 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_who_had_the_task_adds_what_it_could_not_write(store: StoredTasks, size: int) -> None:
+    lease = await working(store, cleans_up=True, journal=[b"0", blob(9000)])
+    await store.cancel(REF, "cancelled", NOW)
+    journal = [b"0", blob(9000), blob(size)]
+    assert await clean_up(store, REF, journal=[b"another's"]) is None
+    claimed = await clean_up(store, REF, fence=lease.fence, journal=journal)
+    assert claimed is not None
+    assert list(claimed.journal) == journal
+    await store.postpone_cleanup(claimed.lease, NOW, wake_ms=SOON, due_ms=SOON)
+    again = await clean_up(store, REF, SOON)
+    assert again is not None
+    assert list(again.journal) == journal
+
+
+async def test_a_task_that_began_nothing_is_not_cleaned_up(store: StoredTasks) -> None:
+    await store.create(new())
+    assert await store.cancel(REF, "no more", NOW, SOON) is Cancelled.OVER
+    assert await clean_up(store, REF) is None
+    assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
+    assert await clean_up(store, TaskRef("owner", "unknown")) is None
+
+
+@pytest.mark.parametrize("state", ["new", "working", "asking", "asleep"])
+async def test_a_task_that_is_open_is_not_cleaned_up(store: StoredTasks, state: str) -> None:
+    await begun(store, state)
+    before = await record(store)
+    assert await clean_up(store, REF, END) is None
+    assert await record(store) == before
+
+
+async def test_what_ends_by_itself_is_not_cleaned_up(store: StoredTasks) -> None:
+    lease = await begun(store, "working")
+    assert lease is not None
+    await store.finish(lease, Status.COMPLETED, b"outcome", None, NOW)
+    assert (await record(store)).due_ms is None
+    assert await clean_up(store, REF) is None
+    assert await store.due(END, 10) == []
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+async def test_what_is_ended_early_by_its_worker_is_cleaned_up(
+    store: StoredTasks, status: Status
+) -> None:
+    lease = await begun(store, "working")
+    assert lease is not None
+    await store.checkpoint(lease, Added([b"start"]), NOW)
+    await store.finish(lease, status, b"too long", None, NOW, cleanup_due_ms=SOON)
+    found = await record(store)
+    assert (found.status, found.outcome, found.due_ms) == (status, b"too long", SOON)
+    claimed = await clean_up(store, REF)
+    assert claimed is not None
+    assert claimed.journal == [b"start"]
+    assert await store.end_cleanup(claimed.lease, NOW)
+    assert (await record(store)).outcome == b"too long"
+
+
+async def test_what_expires_is_cleaned_up_though_nobody_can_see_it(store: StoredTasks) -> None:
+    await begun(store, "asleep")
+    await store.create(new(other := TaskRef("owner", "other")))
+    assert await store.expire([REF], END - 1, END) == 0
+    assert await store.expire([REF, other], END, END + 5) == 2
+    assert await store.expire([REF, other], END, END + 5) == 0
+    assert await store.claim(REF, END, END + 1) is NotClaimed.CLEAN_UP
+    assert ids(await store.due(END + 5, 10)) == ["id"]
+    claimed = await clean_up(store, REF, END + 5)
+    assert claimed is not None
+    assert claimed.record.status is Status.FAILED
+    assert await store.end_cleanup(claimed.lease, NOW)
+    assert await store.due(END + 100_000, 10) == []
+
+
+async def test_a_worker_that_had_the_task_cleans_up_before_its_lease_is_over(
+    store: StoredTasks,
+) -> None:
+    lease = await begun(store, "working")
+    assert lease is not None
+    await store.cancel(REF, "no more", NOW, SOON)
+    assert await clean_up(store, REF) is None
+    assert await clean_up(store, REF, UNTIL - 1) is None
+    assert await clean_up(store, REF, NOW, fence=lease.fence - 1) is None
+    claimed = await clean_up(store, REF, NOW, fence=lease.fence)
+    assert claimed is not None
+    # from now on nobody has it by that lease
+    assert await clean_up(store, REF, NOW, fence=lease.fence) is None
+
+
+async def test_another_cleans_up_once_the_lease_is_over(store: StoredTasks) -> None:
+    await begun(store, "working")
+    await store.cancel(REF, "no more", NOW, SOON)
+    assert await clean_up(store, REF, UNTIL) is not None
+
+
+async def test_a_worker_writes_nothing_to_what_is_to_be_cleaned_up(store: StoredTasks) -> None:
+    lease = await begun(store, "working")
+    assert lease is not None
+    await store.cancel(REF, "no more", NOW, SOON)
+    before = await record(store)
+    for write in UNDER_A_LEASE.values():
+        with pytest.raises(LeaseLost):
+            await write(store, lease)
+    assert await store.let_go(REF, lease.fence, NOW, SOON, blame=True) is False
+    assert await store.requeue(REF, NOW, SOON) is False
+    assert await record(store) == before
+
+
+async def test_a_cleanup_that_failed_is_tried_again_when_it_is_time(store: StoredTasks) -> None:
+    await begun(store, "asleep")
+    await store.cancel(REF, "no more", NOW, SOON)
+    claimed = await clean_up(store, REF)
+    assert claimed is not None
+    assert await store.postpone_cleanup(claimed.lease, NOW, wake_ms=SOON, due_ms=SOON + 5)
+    assert await clean_up(store, REF, SOON - 1) is None
+    assert (await record(store)).due_ms == SOON + 5
+    again = await clean_up(store, REF, SOON)
+    assert again is not None
+    assert again.record.attempts == 2
+    assert await store.end_cleanup(again.lease, NOW)
+    assert await clean_up(store, REF, END) is None
+    found = await record(store)
+    assert (found.status, found.due_ms, found.lease_until_ms) == (Status.CANCELLED, None, 0)
+    assert not found.cleans_up
+    assert await store.claim(REF, SOON, UNTIL) is NotClaimed.OVER
+
+
+async def test_who_died_while_cleaning_up_is_followed_when_the_lease_is_over(
+    store: StoredTasks,
+) -> None:
+    await begun(store, "asleep")
+    await store.cancel(REF, "no more", NOW, SOON)
+    first = await clean_up(store, REF)
+    assert first is not None
+    assert await clean_up(store, REF, UNTIL - 1) is None
+    second = await clean_up(store, REF, UNTIL)
+    assert second is not None
+    assert second.record.attempts == 2
+    # the first was not dead after all
+    assert await store.end_cleanup(first.lease, NOW) is False
+    assert await store.postpone_cleanup(first.lease, NOW, wake_ms=END, due_ms=END) is False
+    assert await store.end_cleanup(second.lease, NOW) is True
+    assert await store.end_cleanup(second.lease, NOW) is False
+
+
+async def test_of_many_who_would_clean_up_one_does(stores: list[StoredTasks]) -> None:
+    await begun(stores[0], "asleep")
+    await stores[0].cancel(REF, "no more", NOW, SOON)
+    got = await asyncio.gather(*(clean_up(store, REF) for store in stores))
+    assert [one is not None for one in got].count(True) == 1
+
+
+async def test_a_sweep_postpones_a_cleanup_as_any_task(store: StoredTasks) -> None:
+    await begun(store, "asleep")
+    await store.cancel(REF, "no more", NOW, SOON)
+    (late,) = await store.due(SOON, 10)
+    assert (late.status, late.unsent) == (Status.CANCELLED, False)
+    assert await store.postpone_many([Move(late, END, 1)], SOON) == [Postponed.MOVED]
+    assert (await record(store)).due_ms == END
+
+
+async def test_what_is_to_be_cleaned_up_is_found_as_cancelled_and_may_be_purged(
+    store: StoredTasks,
+) -> None:
+    await begun(store, "asleep")
+    await store.cancel(REF, "no more", NOW, SOON)
+    for statuses, found in ((OPEN, []), (TERMINAL[2:], ["id"])):
+        records = (await store.find(Wanted(statuses=frozenset(statuses)))).records
+        assert ids(records) == found
+    assert await store.purge(REF, NOW)
+    assert await clean_up(store, REF, END) is None
+    assert await store.due(END, 10) == []
+
+
+# finish
+
+
+@pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+async def test_a_finished_task_has_its_outcome_and_nothing_else(
+    store: StoredTasks, status: Status
+) -> None:
+    lease = await working(store, status_message="on it")
+    await store.finish(lease, status, b"outcome", "over", SOON)
+    found = await record(store)
+    assert (found.status, found.outcome, found.status_message) == (status, b"outcome", "over")
+    assert (found.updated_ms, found.due_ms, found.lease_until_ms, found.wake_ms) == (
+        SOON,
+        None,
+        0,
+        0,
+    )
+    assert found.requests == {}
+
+
+async def test_the_last_message_replaces_the_one_before_even_by_nothing(store: StoredTasks) -> None:
+    lease = await working(store, status_message="on it")
+    await store.finish(lease, Status.COMPLETED, b"outcome", None, SOON)
+    assert (await record(store)).status_message is None
+
+
+async def test_a_task_may_end_without_an_outcome(store: StoredTasks) -> None:
+    await store.finish(await working(store), Status.FAILED, None, None, SOON)
+    found = await record(store)
+    assert (found.status, found.outcome) == (Status.FAILED, None)
+
+
+async def test_an_empty_outcome_is_an_outcome(store: StoredTasks) -> None:
+    await store.finish(await working(store), Status.COMPLETED, b"", None, SOON)
+    assert (await record(store)).outcome == b""
+
+
+# what the client can see
+
+
+async def test_a_revision_counts_what_the_client_can_see(store: StoredTasks) -> None:
+    """Each step is told by whether it can be seen."""
+    await store.create(new())
+    before = await record(store)
+    at_ms = NOW
+
+    async def after(can_be_seen: bool) -> None:
+        nonlocal before
+        found = await record(store)
+        assert (found.revision > before.revision) is can_be_seen
+        assert found.updated_ms == (at_ms if can_be_seen else before.updated_ms)
+        before = found
+
+    def tick() -> int:
+        nonlocal at_ms
+        at_ms += 1
+        return at_ms
+
+    lease = (await claim(store, now_ms=tick())).lease
+    await after(False)
+    await store.checkpoint(lease, Added([b"entry"], b"state"), tick(), until_ms=END)
+    await after(False)
+    await store.checkpoint(lease, Added(status_message="on it"), tick())
+    await after(True)
+    await store.checkpoint(lease, Added(status_message="on it"), tick())
+    await after(False)
+    await store.checkpoint(lease, Added(status_message=""), tick())
+    await after(True)
+    await store.release(lease, NOTHING, tick(), wake_ms=0, due_ms=SOON)
+    await after(False)
+    lease = (await claim(store, now_ms=tick())).lease
+    await store.release(lease, Added(status_message="later"), at_ms, wake_ms=0, due_ms=SOON)
+    await after(True)
+    lease = (await claim(store, now_ms=tick())).lease
+    await after(False)
+    await store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, tick())
+    await after(True)
+    await store.answer(REF, {"c": b"!"}, tick(), SOON)
+    await after(False)
+    await store.answer(REF, {"a": b"!"}, tick(), SOON)
+    await after(True)
+    await store.answer(REF, {"b": b"!"}, tick(), SOON)
+    await after(True)
+    assert await store.requeue(REF, tick(), SOON)
+    await after(False)
+    (task,) = (await store.open_tasks(10))[0]
+    assert await postpone(store, task, SOON + 1)
+    await after(False)
+    lease = (await claim(store, now_ms=tick())).lease
+    await store.finish(lease, Status.COMPLETED, b"", None, tick())
+    await after(True)
+    await store.cancel(REF, "too late", tick())
+    await after(False)
+
+
+async def test_a_cancellation_and_an_end_can_be_seen(store: StoredTasks) -> None:
+    await store.create(new())
+    await store.cancel(REF, "cancelled", SOON)
+    assert (await record(store)).revision == 2
+    await store.create(new(TaskRef("owner", "other")))
+    await store.expire([TaskRef("owner", "other")], END)
+    assert (await record(store, TaskRef("owner", "other"))).revision == 2
+
+
+# a store that does not answer
+
+
+class Deaf:
+    """A store of which the answers to some writes are lost, whether they happen or not."""
+
+    def __init__(self, store: Any, *, happens: bool) -> None:
+        self._store = store
+        self._happens = happens
+        self.lose = 0
+        """How many answers to lose."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def swap(self, change: Any) -> Any:
+        """Perform it, perhaps."""
+        if not self.lose:
+            return await self._store.swap(change)
+        self.lose -= 1
+        if self._happens:
+            await self._store.swap(change)
+        raise Unavailable("no answer")
+
+
+@pytest.mark.parametrize("happens", [True, False])
+@pytest.mark.parametrize("between", ["nothing", "a renewal", "a sweep"])
+async def test_entries_in_doubt_are_added_once(
+    store: StoredTasks, happens: bool, between: str
+) -> None:
+    deaf: Any = Deaf(store.store, happens=happens)
+    tasks, lease = StoredTasks(deaf), await working(store)
+    deaf.lose = 2
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await tasks.checkpoint(lease, Added([b"1"], b"state"), NOW)
+    if between == "a renewal":
+        await tasks.checkpoint(lease, NOTHING, NOW, UNTIL + 1)
+    elif between == "a sweep":
+        (task,) = await tasks.due(END, 10)
+        await tasks.postpone_many([Move(task, END, 0)], NOW)
+    for entry in (b"1", b"2"):
+        await tasks.checkpoint(lease, Added([entry], b"state"), NOW)
+    claimed = await take_over(store, now_ms=UNTIL + 1)
+    assert (claimed.journal, claimed.state) == ([b"1", b"2"], b"state")
+
+
+@pytest.mark.parametrize("happens", [True, False])
+@pytest.mark.parametrize("next_lost", [None, 0, 1])
+@pytest.mark.parametrize("end", ["release", "suspend", "checkpoint"])
+async def test_entries_that_were_given_up_in_doubt_are_added_once_by_a_later_write(
+    store: StoredTasks, happens: bool, next_lost: int | None, end: str
+) -> None:
+    deaf: Any = Deaf(store.store, happens=happens)
+    tasks, lease = StoredTasks(deaf), await working(store)
+    deaf.lose = 1
+    with pytest.raises(Unavailable):
+        await tasks.checkpoint(lease, Added([b"1"]), NOW)
+    deaf.lose = next_lost or 0
+    if next_lost is not None:
+        with suppress(Unavailable):
+            await tasks.checkpoint(lease, Added([b"2"]), NOW)
+    if next_lost:
+        await tasks.checkpoint(lease, Added([b"2"]), NOW)
+    rest = Added([b"1", b"3"])
+    if end == "release":
+        await tasks.release(lease, rest, NOW, wake_ms=0, due_ms=SOON)
+    elif end == "suspend":
+        await tasks.suspend(lease, rest, {}, NOW, wake_ms=NOW + 1)
+    else:
+        await tasks.checkpoint(lease, rest, NOW)
+    _, work = await store.store.read_work(lease.ref)
+    assert work is not None
+    assert sorted(work.journal) == sorted(
+        {b"1", b"2", b"3"} - ({b"2"} if next_lost is None else set())
+    )
+
+
+async def test_entries_that_were_given_up_are_not_added_late(store: StoredTasks) -> None:
+    deaf: Any = Deaf(store.store, happens=False)
+    tasks, lease = StoredTasks(deaf), await working(store)
+    deaf.lose = 1
+    with pytest.raises(Unavailable):
+        await tasks.checkpoint(lease, Added([b"given up"]), NOW)
+    for entry in (b"1", b"1"):
+        await tasks.checkpoint(lease, Added([entry]), NOW)
+    assert (await take_over(store)).journal == [b"1", b"1"]
+
+
+# messages
+
+
+class Sent:
+    """A queue that keeps what is sent, in how many calls."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[TaskRef, int]] = []
+        self.calls = 0
+        self.is_away = False
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        self.calls += 1
+        if self.is_away:
+            raise Unavailable("no queue")
+        self.sent.append((ref, delay_ms))
+
+    async def send_many(self, refs: Sequence[TaskRef]) -> None:
+        self.calls += 1
+        self.sent += [(ref, 0) for ref in refs]
+
+
+@pytest.fixture
+def queue() -> Sent:
+    return Sent()
+
+
+def sending(store: Any, queue: Any) -> StoredTasks:
+    return StoredTasks(store, queue)
+
+
+async def test_a_message_follows_a_write_once(store: StoredTasks, queue: Sent) -> None:
+    tasks = sending(store.store, queue)
+    assert await tasks.create(new())
+    assert not await tasks.create(new())
+    lease = (await claim(tasks)).lease
+    await tasks.release(lease, NOTHING, NOW, wake_ms=NOW + 5, due_ms=SOON + 5)
+    with pytest.raises(LeaseLost):
+        await tasks.release(lease, NOTHING, NOW, wake_ms=NOW + 5, due_ms=SOON + 5)
+    assert queue.sent == [(REF, 0), (REF, 5)]
+
+
+async def test_a_message_that_cannot_be_sent_is_no_error(store: StoredTasks, queue: Sent) -> None:
+    queue.is_away = True
+    tasks = sending(store.store, queue)
+    assert await tasks.create(new())
+    assert await tasks.requeue(REF, NOW, SOON)
+    assert (queue.sent, queue.calls) == ([], 2)
+    assert ids(await tasks.due(SOON, 10)) == ["id"]
+
+
+async def test_a_sweep_sends_in_one_call_and_also_if_one_of_its_writes_fails(
+    store: StoredTasks, queue: Sent
+) -> None:
+    refs = [TaskRef("owner", f"{n}") for n in range(6)]
+    for ref in refs:
+        await store.create(new(ref))
+    deaf: Any = Deaf(store.store, happens=False)
+    tasks = sending(deaf, queue)
+    moves = [Move(task, END, 1) for task in await tasks.due(SOON, 10)]
+    deaf.lose = 1
+    with pytest.raises(Unavailable):
+        await tasks.postpone_many(moves, SOON)
+    assert (len(queue.sent), queue.calls) == (5, 1)
+    assert len(await tasks.postpone_many(moves, SOON)) == 6
+    assert (sorted(ref for ref, _ in queue.sent), queue.calls) == (refs, 2)
+
+
+# listeners
+
+
+async def test_listeners_are_told_of_what_a_client_can_see(store: StoredTasks) -> None:
+    told: list[str] = []
+    await store.create(new())
+    end = store.listen(REF, lambda: told.append("one"))
+    store.listen(REF, lambda: told.append("other"))
+    lease = (await claim(store)).lease
+    await store.checkpoint(lease, Added([b"1"]), NOW, UNTIL)
+    assert told == []
+    await store.checkpoint(lease, Added(status_message="on it"), NOW, UNTIL)
+    assert told == ["one", "other"]
+    end()
+    end()
+    await store.finish(lease, Status.COMPLETED, b"{}", None, NOW)
+    assert told == ["one", "other", "other"]
+
+
+async def test_a_glance_shows_states_apart_and_no_expired_task(store: StoredTasks) -> None:
+    refs = [REF, TaskRef("owner", "unknown")]
+    await store.create(new())
+    (before,) = (await store.glance(refs, NOW)).values()
+    assert await store.glance(refs, END) == {}
+    await store.cancel(REF, "no more", NOW)
+    (after,) = (await store.glance(refs, NOW)).values()
+    assert before.is_before(after)
+    assert not after.is_before(before)
+    assert not after.is_before(replace(after, created_ms=1)), "another task of the same id"
+
+
+# counts
+
+
+class Counted(Metrics):
+    """Metrics that keep what they are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, ...]] = []
+
+    def created(self, tool: str) -> None:
+        self.told.append(("created", tool))
+
+    def claimed(self, tool: str) -> None:
+        self.told.append(("claimed", tool))
+
+    def ended(self, tool: str, outcome: str, took_ms: float | None = None) -> None:
+        self.told.append(("ended", tool, outcome))
+
+
+async def test_each_task_is_counted_once_when_it_is_created_and_when_it_ends(
+    store: StoredTasks,
+) -> None:
+    counted = Counted()
+    tasks = StoredTasks(store.store, metrics=counted)
+    for _ in range(2):
+        await tasks.create(new())
+    lease = (await claim(tasks)).lease
+    await tasks.checkpoint(lease, Added([b"1"], status_message="on it"), NOW)
+    for _ in range(2):
+        await tasks.cancel(REF, "no more", NOW)
+    await tasks.create(new(ended := TaskRef("owner", "ended"), status=Status.COMPLETED))
+    assert await tasks.claim(ended, NOW, UNTIL) is NotClaimed.OVER
+    await tasks.create(new(late := TaskRef("owner", "late")))
+    assert await tasks.expire([late], END) == 1
+    tool = counted.told[0][1]
+    assert counted.told == [
+        *(("created", tool), ("claimed", tool), ("ended", tool, "cancelled")),
+        *(("created", tool), ("ended", tool, "ok")),
+        *(("created", tool), ("ended", tool, "error")),
+    ]

@@ -1,0 +1,158 @@
+"""A gateway with a console for a browser on this machine, and checks of its pages there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import uvicorn
+from pydantic import BaseModel, Field
+
+from roundgate import Context, tool
+from roundgate_aws.machine import reserved_port
+from tests.support.asgi import built, config_file
+
+CONTRAST: float = 4.5
+"""The contrast of text that WCAG 2.2 requires at level AA."""
+
+LOW_CONTRAST = (
+    r"""
+(() => {
+  const channels = color => color.match(/[\d.]+/g).map(Number);
+  const linear = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const behind = element => {
+    for (; element; element = element.parentElement) {
+      const color = channels(getComputedStyle(element).backgroundColor);
+      if (color.length < 4 || color[3] === 1) return color;
+    }
+    return matchMedia("(prefers-color-scheme: dark)").matches ? [0, 0, 0] : [255, 255, 255];
+  };
+  const low = [];
+  const nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (nodes.nextNode()) {
+    const element = nodes.currentNode.parentElement;
+    if (!nodes.currentNode.textContent.trim() || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element);
+    const text = channels(element instanceof SVGElement ? style.fill : style.color);
+    const pair = [light(text), light(behind(element))].sort((a, b) => b - a);
+    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+    if (ratio < LIMIT) low.push(`${nodes.currentNode.textContent.trim().slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return low;
+})()
+"""
+).replace("LIMIT", str(CONTRAST))
+"""Returns the texts of a page whose contrast is too low."""
+
+STOP_UPDATES = """
+window.stopped = event => event.preventDefault();
+for (const name of ["htmx:beforeRequest", "htmx:beforeSwap"])
+  document.body.addEventListener(name, window.stopped);
+"""
+"""Keeps a page as it is while it is checked: an update could take the focus away."""
+
+GO_ON = STOP_UPDATES.replace("addEvent", "removeEvent").replace(
+    "window.stopped = event => event.preventDefault();", ""
+)
+"""Lets the page update itself again."""
+
+CONTROLS = """
+Array.from(document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']"))
+  .filter(each => each.type !== "hidden" && !each.disabled && each.checkVisibility())
+"""
+"""The visible controls of a page."""
+
+UNNAMED = f"""
+{CONTROLS.strip()}.filter(each => !(each.labels?.length || each.textContent.trim()
+  || each.getAttribute("aria-label"))).map(each => each.outerHTML.slice(0, 200))
+"""
+"""Returns the controls without a name for screen readers."""
+
+FOCUS = """
+(() => { const each = document.activeElement, style = getComputedStyle(each);
+  return [Array.from(document.querySelectorAll("*")).indexOf(each), style.outlineStyle !== "none"]; })()
+"""
+"""Returns the place of the focused element, and whether its outline shows the focus."""
+
+
+class Approval(BaseModel):
+    """Approval."""
+
+    approved: bool = Field(description="Whether the refund is paid.")
+    reason: Literal["damaged", "late", "goodwill"] = "damaged"
+
+
+@tool(destructive=True)
+async def refund(ctx: Context, order: str, amount: float, note: str = "") -> str:
+    """Refunds a part of an order, after a person has approved it."""
+    answer = await ctx.elicit("approve", f"Refund {amount:.2f} EUR of {order}?", Approval)
+    return f"refunded {order}, {answer.reason}" if answer.approved else "not refunded"
+
+
+@tool(read_only=True)
+async def find_orders(customer: str, limit: int = 10, open_only: bool = True) -> list[str]:
+    """Finds the orders of a customer."""
+    return [f"{customer}-{number}" for number in range(limit)]
+
+
+@tool(task="required")
+async def close_month(ctx: Context, month: str) -> str:
+    """Closes a month: sums up its orders, and asks before it locks them."""
+    total = await ctx.step("sum_up", _sum_up, month)
+    answer = await ctx.elicit("lock", f"Lock {month} with {total} orders?", Approval)
+    if not answer.approved:
+        return f"{month} stays open"
+    await ctx.step("write_totals", _write_totals, retries=2, backoff=0.4)
+    await ctx.step("lock_orders", asyncio.sleep, 0.15)
+    return f"{month} is locked"
+
+
+async def _sum_up(month: str) -> int:
+    await asyncio.sleep(0.3)
+    return len(month) * 100
+
+
+_writes: list[None] = []
+
+
+async def _write_totals() -> None:
+    """Fail at the first attempt."""
+    await asyncio.sleep(0.2)
+    _writes.append(None)
+    if len(_writes) == 1:
+        raise ConnectionError("the ledger does not answer")
+
+
+TOOLS = (refund, find_orders, close_month)
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, *functions: Callable[..., Any], **sections: Any
+) -> AsyncIterator[tuple[str, str]]:
+    """Serve a gateway with a console; return its URL, and the link that signs in."""
+    file = config_file(
+        *(functions or TOOLS),
+        console={"show_values": True},
+        server={"name": "shop", "title": "Shop tools", "version": "3.2"},
+        audit={"directory": str(folder / "audit")},
+        rate={"calls_per_minute": 120, "tools": {"refund": {"concurrent": 5}}},
+        **sections,
+    )
+    app = await asyncio.to_thread(built, file)
+    with reserved_port() as port:
+        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="on"))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            assert not serving.done()
+            await asyncio.sleep(0.05)
+        url = f"http://127.0.0.1:{port}/console"
+        try:
+            yield url, f"{url}/enter?token={app.state.console.sessions.seal_link()}"
+        finally:
+            server.should_exit = True
+            await serving

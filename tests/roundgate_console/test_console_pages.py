@@ -1,0 +1,243 @@
+"""The overview, the limits and the audit log, and texts of others in them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundgate import Context, tool
+from roundgate_console.audit import AuditRecords
+from tests.support.asgi import built, config_of
+from tests.support.console import Browser, browser_of, elements, local, with_auth
+
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
+
+
+@tool
+async def hello() -> str:
+    """Says hello."""
+    return "hello"
+
+
+async def test_the_overview_shows_health_and_endpoints() -> None:
+    async with local(hello, views=[{"name": "some", "include": [{"name": "hello"}]}]) as browser:
+        page = await browser.page()
+        report = (await browser.get("/api/overview")).json()
+    assert "Healthy" in page
+    assert "/some/mcp" in page
+    assert [endpoint["tools"] for endpoint in report["endpoints"]] == [1, 1]
+    assert report["backends"] == [{"name": "python", "is_served": True, "tools": 1, "problems": []}]
+
+
+async def test_a_password_in_the_address_of_the_store_is_not_shown() -> None:
+    async with local(hello) as browser:
+        report = (await browser.get("/api/overview")).json()
+    assert report["store"] == "sqlite"
+
+
+async def test_a_back_end_that_is_missing_is_shown_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(
+        "from roundgate import tool\n\n@tool\ndef a() -> int:\n    return 1\n"
+    )
+    backends = [
+        {"kind": "python", "name": "own", "path": "tools.py"},
+        {"kind": "python", "name": "broken", "path": "none.py"},
+    ]
+    app = built(config_of({"backends": backends, "console": {}}, tmp_path))
+    async with browser_of(app) as browser:
+        await browser.get(f"/enter?token={app.state.console.sessions.seal_link()}")
+        report = (await browser.get("/api/overview")).json()
+        page = await browser.page()
+    assert [backend["is_served"] for backend in report["backends"]] == [True, False]
+    assert "none.py" in page
+
+
+async def test_limits_show_their_present_use() -> None:
+    rate = {"calls_per_minute": 10, "tools": {"hello": {"concurrent": 2}}}
+    async with local(hello, rate=rate) as browser:
+        assert "No caller has used a limit" in await browser.page("/limits")
+        await browser.submit("/tools/hello/call", {})
+        found = (await browser.get("/api/limits")).json()
+    assert [limit["name"] for limit in found["limits"]] == ["callers", "tools hello"]
+    assert [(use["name"], use["subject"], use["left"]) for use in found["uses"]] == [
+        ("callers", "127.0.0.1", 9)
+    ]
+
+
+async def test_a_call_beyond_a_limit_is_shown_as_an_error() -> None:
+    async with local(hello, rate={"calls_per_minute": 1}) as browser:
+        await browser.submit("/tools/hello/call", {})
+        assert "Too many" in (await browser.submit("/tools/hello/call", {})).text
+
+
+async def test_shared_limits_are_counted_by_the_store() -> None:
+    async with local(hello, rate={"calls_per_minute": 10, "shared": True}) as browser:
+        await browser.submit("/tools/hello/call", {})
+        found = (await browser.get("/api/limits")).json()
+    assert (found["shared"], found["uses"]) == (True, [])
+
+
+async def test_without_limits_the_page_names_their_section() -> None:
+    async with local(hello) as browser:
+        assert "<code>rate</code>" in await browser.page("/limits")
+
+
+async def test_the_audit_log_shows_the_records_of_a_call(tmp_path: Path) -> None:
+    async with local(hello, audit={"directory": str(tmp_path)}) as browser:
+        call = (await browser.submit("/tools/hello/call", {})).text
+        await browser.submit("/tools/hello/call", {})
+        call_id = next(
+            str(each["href"]).rpartition("/")[2]
+            for _, each in elements(call)
+            if "/calls/" in (each.get("href") or "")
+        )
+
+        async def events() -> list[str]:
+            found = (await browser.get(f"/api/audit?call={call_id}")).json()
+            return [record["event"] for record in found["records"]]
+
+        assert await events() == ["ended", "called"]
+        whole = (await browser.get("/api/audit")).json()
+        assert (whole["is_whole"], len(whole["records"])) == (True, 6)
+        assert (await browser.get("/api/audit?subject=nobody")).json()["records"] == []
+        assert call_id in await browser.page("/audit?subject=local")
+
+
+async def test_one_request_at_a_time_reads_the_audit_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most = 0, 0
+
+    def newest(*sought: Any) -> AuditRecords:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.05)
+        running -= 1
+        return AuditRecords(is_whole=True, records=[])
+
+    monkeypatch.setattr("roundgate_console.audit._newest", newest)
+    async with local(hello, audit={"directory": str(tmp_path)}) as browser:
+        await asyncio.gather(*(browser.page("/audit") for _ in range(3)))
+    assert most == 1
+
+
+async def test_a_search_for_tools_reads_a_short_text_only() -> None:
+    async with local(hello) as browser:
+        found = (await browser.get(f"/api/tools?text={'hello ' * 100}nothing")).json()
+    assert found["total"] == 1
+
+
+async def test_the_chains_are_verified_from_the_page(tmp_path: Path) -> None:
+    async with local(hello, audit={"directory": str(tmp_path)}) as browser:
+        await browser.submit("/tools/hello/call", {})
+        assert "No problems" in (await browser.submit("/audit", {})).text
+        _change_a_record(tmp_path)
+        assert "does not follow" in (await browser.submit("/audit", {})).text
+
+
+def _change_a_record(directory: Path) -> None:
+    file = next(file for file in directory.glob("*.jsonl") if file.name != "heads.jsonl")
+    file.write_bytes(file.read_bytes().replace(b'"called"', b'"cancel"'))
+
+
+@pytest.mark.parametrize(
+    ("audit", "text"),
+    [
+        ({}, "There is no audit log"),
+        ({"audit": {"to": "stdout", "key": "A" * 43 + "="}}, "standard output"),
+    ],
+)
+async def test_without_files_the_page_of_the_audit_log_says_so(
+    audit: dict[str, Any], text: str
+) -> None:
+    async with local(hello, **audit) as browser:
+        page = await browser.get("/audit")
+        assert (page.status_code, text in page.text) == (404, True)
+        assert text in (await browser.get("/api/audit")).json()["error"]
+
+
+async def evil_pages(browser: Browser) -> list[str]:
+    """The pages on which texts of others are shown."""
+    called = await browser.submit("/tools/evil/call", {"argument/text": EVIL})
+    failed = await browser.submit("/tools/evil/call", {"json": EVIL})
+    asked = await browser.submit("/tools/ask/call", {})
+    return [
+        await browser.page("/tools"),
+        await browser.page(f"/tools?text={EVIL}"),
+        await browser.page("/tools/evil"),
+        await browser.page(f"/audit?call={EVIL}&subject={EVIL}"),
+        await browser.page("/audit"),
+        await browser.page(),
+        *(response.text for response in (called, failed, asked)),
+    ]
+
+
+async def test_texts_of_tools_questions_results_and_subjects_are_no_markup(tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "title": EVIL,
+        "properties": {
+            "text": {"type": "string", "title": EVIL, "description": EVIL, "default": EVIL},
+            EVIL: {"enum": [EVIL], "description": EVIL},
+        },
+    }
+
+    @tool(title=EVIL, description=EVIL, input_schema=schema)
+    async def evil(**arguments: Any) -> dict[str, Any]:
+        return {EVIL: [EVIL], "text": arguments.get("text")}
+
+    @tool(description=EVIL)
+    async def ask(ctx: Context) -> str:
+        question = {
+            "type": "object",
+            "properties": {"why": {"type": "string", "title": EVIL, "description": EVIL}},
+        }
+        await ctx.elicit("q", EVIL, question)
+        return EVIL
+
+    async with with_auth(
+        evil, ask, audit={"directory": str(tmp_path)}, server={"name": EVIL, "title": EVIL}
+    ) as browser:
+        await browser.sign_in(sub=EVIL)
+        pages = await evil_pages(browser)
+    for page in pages:
+        assert "alert(1)" in page
+        for tag, each in elements(page):
+            assert tag != "img"
+            assert "onerror" not in each
+            if tag == "script":
+                assert (each.get("src") or "").startswith("/console/static/")
+        assert page.count("<script") == 1
+
+
+@pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", "vbscript:x"])
+async def test_a_question_cannot_link_to_a_script(url: str) -> None:
+    @tool
+    async def ask(ctx: Context) -> str:
+        await ctx.elicit_url("q", "Sign in", url)
+        return "done"
+
+    async with local(ask) as browser:
+        page = (await browser.submit("/tools/ask/call", {})).text
+    assert not [each for _, each in elements(page) if (each.get("href") or "").startswith(url[:4])]
+
+
+async def test_the_path_operations_are_in_the_openapi_document() -> None:
+    async with local(hello, http={"docs": True}) as browser:
+        document = (await browser.http.get("/openapi.json")).json()
+    paths = {
+        path: operations
+        for path, operations in document["paths"].items()
+        if path.startswith("/console")
+    }
+    assert "/console/api/tools/{name}/call" in paths
+    for path, operations in paths.items():
+        assert path.startswith("/console/api/")
+        for operation in operations.values():
+            assert operation["tags"] == ["console"]
+            assert operation["summary"]

@@ -1,0 +1,98 @@
+"""The console in headless Chromium: calls and tasks by the keyboard alone, contrast, and the policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.roundgate_console.in_browser import (
+    CONTROLS,
+    FOCUS,
+    GO_ON,
+    LOW_CONTRAST,
+    STOP_UPDATES,
+    UNNAMED,
+    served,
+)
+from tests.support.chromium import CHROMIUM, Chromium, chromium
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)"
+)
+
+
+def shows(text: str) -> str:
+    """Whether the page, with its script at work, shows a text."""
+    return f"(document.readyState == 'complete' && document.body.innerText.includes({text!r}))"
+
+
+async def check(browser: Chromium) -> None:
+    """Check the page: contrast in light and dark, names of controls, and reachability by keys."""
+    await browser.evaluate(STOP_UPDATES)
+    for scheme in ("dark", "light"):
+        await browser.scheme(scheme)
+        assert await browser.evaluate(LOW_CONTRAST) == [], scheme
+    assert await browser.evaluate(UNNAMED) == []
+    controls = await browser.evaluate(
+        f"{CONTROLS.strip()}.map(each => Array.from(document.querySelectorAll('*')).indexOf(each))"
+    )
+    await browser.evaluate("document.activeElement.blur()")
+    reached = set[int]()
+    for _ in range(len(controls) + 2):
+        await browser.press("Tab")
+        place, is_shown = await browser.evaluate(FOCUS)
+        if place not in controls:
+            continue
+        assert is_shown, f"the focus does not show at element {place}"
+        reached.add(place)
+    assert reached == set(controls)
+    await browser.evaluate(GO_ON)
+
+
+async def test_the_pages_can_be_read_and_used_by_everybody(tmp_path: Path) -> None:
+    async with served(tmp_path) as (url, link), chromium() as browser:
+        await browser.goto(f"{url}/sign-in")
+        await check(browser)
+        await browser.goto(link)
+        for path in (
+            "",
+            "/tools",
+            "/tools/refund",
+            "/limits",
+            "/audit",
+            "/tasks",
+            "/calls",
+            "/session",
+        ):
+            await browser.goto(url + path)
+            await browser.until("document.querySelector('h1')")
+            await check(browser)
+        assert browser.errors == []
+
+
+async def test_a_call_and_its_question_by_keys(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, link), chromium() as browser:
+        await browser.goto(link)
+        await browser.focus("a[href$='/tools']")
+        await browser.press("Enter")
+        await browser.until(shows("find_orders"))
+        await browser.focus("#text")
+        await browser.type("refunds")
+        await browser.until(f"!{shows('find_orders')}")
+        await browser.focus("a[href*='/tools/refund']")
+        await browser.press("Enter")
+        await browser.until("document.querySelector('#call')")
+        for name, value in (("order", "A-17"), ("amount", "12.5")):
+            await browser.focus(f"[name='argument/{name}']")
+            await browser.type(value)
+        await browser.press("Enter")
+        await browser.until(shows("Refund 12.50 EUR of A-17?"))
+        await check(browser)
+        await browser.focus("[name='answer/0/approved']")
+        await browser.press("ArrowDown")
+        await browser.focus("main button")
+        await browser.press("Enter")
+        await browser.until(shows("refunded A-17, damaged"))
+        await check(browser)
+        assert browser.errors == []
