@@ -322,23 +322,26 @@ NOT_FOR_PYTHON_TOOLS = {
 """What a gateway with Python tools pays nothing for until somebody needs it."""
 
 
-def test_a_gateway_with_python_tools_loads_no_other_kind_and_nothing_for_older_clients(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "tools.py").write_text(
+def loaded_by_a_served_gateway(folder: Path) -> set[str]:
+    """The modules of a process that has built the app of a gateway with one Python tool."""
+    (folder / "tools.py").write_text(
         "from roundgate import tool\n\n@tool\ndef add(a: int, b: int) -> int:\n    return a + b\n"
     )
-    (tmp_path / "gateway.yaml").write_text(
-        "backends: [{kind: python, name: own, path: tools.py}]\n"
-    )
+    (folder / "gateway.yaml").write_text("backends: [{kind: python, name: own, path: tools.py}]\n")
     environment = {
-        "GATEWAY_CONFIG": str(tmp_path / "gateway.yaml"),
-        "GATEWAY_STORE": f"sqlite:///{tmp_path / 'store.db'}",
+        "GATEWAY_CONFIG": str(folder / "gateway.yaml"),
+        "GATEWAY_STORE": f"sqlite:///{folder / 'store.db'}",
     }
-    loaded = loaded_after(
+    return loaded_after(
         f"import os; os.environ.update({environment})\n"
         "from roundgate.main import create_app; create_app()"
     )
+
+
+def test_a_gateway_with_python_tools_loads_no_other_kind_and_nothing_for_older_clients(
+    tmp_path: Path,
+) -> None:
+    loaded = loaded_by_a_served_gateway(tmp_path)
     assert "roundgate.backends.python.backend" in loaded
     assert not loaded & NOT_FOR_PYTHON_TOOLS
 

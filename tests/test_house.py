@@ -1,0 +1,195 @@
+"""The figures of the house may only fall: `HOUSE` has what each was when it last fell.
+
+A change that raises a figure takes lines, files or classes elsewhere, or has a decision in docs/decisions that says why
+the figure rises. A change that lowers one writes the new figure here.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from roundgate import Context, tool
+from tests.support import asgi
+from tests.support.rounds import accept, retry
+from tests.support.task_client import TaskClient
+from tests.test_layering import APP, LAYERS, MODULES, imports, loaded_by_a_served_gateway
+
+HOUSE = {
+    "lines of roundgate": 83849,
+    "lines of roundgate_aws": 5_900,
+    "lines of roundgate_console": 4_600,
+    "lines of roundgate_testing": 7_700,
+    "files of a call": 32,
+    "files of a call with ctx": 35,
+    "files of a retry": 42,
+    "files of a task": 72,
+    "modules of a served gateway": 165,
+    "layers": 17,
+    "modules in circles": 4,
+    "names with two classes": 103,
+    "functions of more than 60 lines": 20,
+}
+
+
+def measured(figure: str, value: int, detail: object = "") -> None:
+    """Compare a figure with the recorded one."""
+    assert value <= HOUSE[figure], f"{figure}: {value}, recorded {HOUSE[figure]}. {detail}"
+
+
+@pytest.mark.parametrize("package", sorted(path.name for path in APP.iterdir()))
+def test_lines_of_a_package(package: str) -> None:
+    files = (APP / package).rglob("*.py")
+    measured(f"lines of {package}", sum(len(path.read_text().splitlines()) for path in files))
+
+
+def test_layers() -> None:
+    measured("layers", len(LAYERS))
+
+
+def test_modules_that_import_each_other() -> None:
+    """Imports inside functions and for types count as well."""
+    graph = {
+        name: {imported.removeprefix("roundgate.") for imported in imports(tree)} - {name}
+        for name, tree in MODULES.items()
+    }
+    circle: list[str] = []
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = error.args[1]
+    measured("modules in circles", len(circle), circle)
+
+
+def test_a_class_name_means_one_thing() -> None:
+    homes = defaultdict(set)
+    for name, tree in MODULES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].add(name)
+    twins = {name: sorted(places) for name, places in sorted(homes.items()) if len(places) > 1}
+    measured("names with two classes", len(twins), twins)
+
+
+def test_long_functions() -> None:
+    found = [
+        f"{name}.{node.name}"
+        for name, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and length(node) > 60
+    ]
+    measured("functions of more than 60 lines", len(found), found)
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The lines of a function without its docstring."""
+    doc = node.body[0] if ast.get_docstring(node) else None
+    inside = 0 if doc is None else (doc.end_lineno or 0) - doc.lineno + 1
+    return (node.end_lineno or 0) - node.lineno + 1 - inside
+
+
+class Sure(BaseModel):
+    yes: bool
+
+
+@tool(task="forbidden")
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@tool(task="forbidden")
+async def add_with_context(ctx: Context, a: int, b: int) -> int:
+    return a + b
+
+
+@tool(task="forbidden")
+async def confirm(ctx: Context) -> bool:
+    return (await ctx.elicit("sure", "Are you sure?", Sure)).yes
+
+
+@tool(task="required")
+async def later(ctx: Context) -> int:
+    return await ctx.step("one", lambda: 1)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[asgi.Client]:
+    app = asgi.gateway(add, add_with_context, confirm, later)
+    async with app.router.lifespan_context(app), asgi.client(app) as client:
+        yield client
+
+
+@contextmanager
+def running(files: set[str]) -> Iterator[None]:
+    """Collect the files of the gateway that run in the block, in any thread."""
+    root = f"{APP / 'roundgate'}{os.sep}"
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(root):
+            files.add(frame.f_code.co_filename.removeprefix(root))
+
+    sys.setprofile(note)
+    threading.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+@pytest.mark.parametrize(
+    ("figure", "name"),
+    [("files of a call", "add"), ("files of a call with ctx", "add_with_context")],
+)
+async def test_files_of_a_call(figure: str, name: str) -> None:
+    files = set[str]()
+    async with served() as client:
+        await client.call(name, {"a": 1, "b": 2})  # what is read once, is read
+        with running(files):
+            assert await client.text(name, {"a": 1, "b": 2}) == "3"
+    measured(figure, len(files), sorted(files))
+
+
+async def test_files_of_a_retry() -> None:
+    files = set[str]()
+    asked = {"name": "confirm", "arguments": {}}
+    can = {"elicitation": {"form": {}}}
+    async with served() as client:
+        for _ in range(2):
+            files.clear()
+            response = await client.post("tools/call", asked, clientCapabilities=can)
+            again = retry(asked, response.json()["result"], sure=accept(yes=True))
+            with running(files):
+                response = await client.post("tools/call", again, clientCapabilities=can)
+            assert response.json()["result"]["content"][0]["text"] == "true"
+    measured("files of a retry", len(files), sorted(files))
+
+
+async def test_files_of_a_task() -> None:
+    """From the call that becomes a task to the result that its client reads."""
+    files = set[str]()
+    async with served() as client:
+        tasks = TaskClient(client)
+        for _ in range(2):
+            files.clear()
+            with running(files):
+                assert await tasks.text(await tasks.begin("later")) == "1"
+    measured("files of a task", len(files), sorted(files))
+
+
+def test_modules_of_a_served_gateway(tmp_path: Path) -> None:
+    loaded = loaded_by_a_served_gateway(tmp_path)
+    ours = sorted(name for name in loaded if name.partition(".")[0] == "roundgate")
+    measured("modules of a served gateway", len(ours), ours)
