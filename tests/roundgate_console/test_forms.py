@@ -44,7 +44,7 @@ def test_any_schema_has_a_form_that_can_be_read(schema: dict[str, Any], texts: l
     form = make_form(schema, "x/")
     posted = {field.name: texts for field in form.fields}
     read = read_form(schema, posted, "x/")
-    assert read.value.keys() <= {field.member for field in form.fields}
+    assert read.value.keys() <= {field.field.name for field in form.fields}
     assert read.problems.keys() <= posted.keys()
     again = make_form(schema, "x/", posted, read.problems)
     assert [list(field.values) for field in again.fields] == [texts] * len(form.fields)
@@ -55,7 +55,7 @@ def test_the_defaults_of_a_form_can_be_read(schema: dict[str, Any]) -> None:
     form = make_form(schema)
     read = read_form(schema, {field.name: field.values for field in form.fields})
     for field in form.fields:
-        if field.kind == "json" and field.values:
+        if field.field.kind == "json" and field.values:
             assert field.name not in read.problems
 
 
@@ -119,7 +119,7 @@ def test_a_secret_is_typed_unseen_and_never_shown_again(rules: dict[str, Any]) -
     schema = {"properties": {"p": {"type": "string", "default": "hunter2", **rules}}}
     for posted in (None, {"p": ["swordfish"]}):
         (field,) = make_form(schema, posted=posted).fields
-        assert (field.input, field.value) == ("password", "")
+        assert (field.type, field.value) == ("password", "")
     assert read_form(schema, {"p": ["swordfish"]}).value == {"p": "swordfish"}
 
 
@@ -129,7 +129,7 @@ def test_no_field_has_the_name_of_a_class() -> None:
     own = {"$ref": "#/$defs/Size", "title": "Size of the cup"}
     properties = {"size": {"$ref": "#/$defs/Size"}, "other": optional, "own": own}
     form = make_form({"properties": properties, "$defs": {"Size": size}})
-    assert [field.label for field in form.fields] == ["size", "other", "Size of the cup"]
+    assert [field.field.label for field in form.fields] == ["size", "other", "Size of the cup"]
 
 
 def test_a_choice_without_a_title_has_its_description_as_its_label() -> None:
@@ -138,5 +138,5 @@ def test_a_choice_without_a_title_has_its_description_as_its_label() -> None:
     text = {"type": "string", "description": "Anything"}
     properties = {"size": {"$ref": "#/$defs/Size"}, "own": own, "text": text}
     form = make_form({"properties": properties, "$defs": {"Size": size}})
-    labels = [(field.label, field.description) for field in form.fields]
+    labels = [(field.field.label, field.field.description) for field in form.fields]
     assert labels == [("How large?", ""), ("Which one?", ""), ("text", "Anything")]

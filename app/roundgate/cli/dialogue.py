@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from prompt_toolkit.validation import ValidationError, Validator
 from roundgate.cli.output import say
 from roundgate.client import CANCEL, DECLINE, Kind, Question
 from roundgate.observability import escaped
+from roundgate.protocol.forms import Field, fields_of
 
 DONE: Final = "That is all"
 NO_ANSWER: Final = "(no answer)"
@@ -160,7 +161,7 @@ class Person:
 
     async def _form(self, question: Question) -> Any:
         self._prompts.say(_bounded(question.message))
-        fields = [_Field(name, question) for name in question.fields]
+        fields = [_Field(field, question) for field in fields_of(question.schema)]
         content: dict[str, Any] = {}
         for field in fields:
             await self._fill(field, content)
@@ -237,92 +238,62 @@ def _bounded(text: str) -> str:
     return f"{text[:MAX_SHOWN_CHARS]} … ({len(text)} characters)"
 
 
-_NUMBERS: Final = {"integer": (int,), "number": (int, float)}
-
-
 class _Field:
     """One field of a form."""
 
-    def __init__(self, name: str, question: Question) -> None:
-        self.name = name
+    def __init__(self, field: Field, question: Question) -> None:
+        self.name = field.name
+        self.title = field.label
+        self._field = field
         self._question = question
-        self._schema: Mapping[str, Any] = question.fields[name]
-        self.title = str(self._schema.get("title") or name)
-        required = question.schema.get("required")
-        self._is_required = isinstance(required, list) and name in required
-        self._label = self.title if self._is_required else f"{self.title} (optional)"
-        self._takes_several = self._schema.get("type") == "array"
-        choices = self._schema.get("items") if self._takes_several else self._schema
-        self._options = _options(choices) if isinstance(choices, Mapping) else ()
-        """The values of a choice, with their titles."""
+        self._label = self.title if field.is_required else f"{self.title} (optional)"
 
     async def ask(self, prompts: Prompts, current: Any) -> Any:
         """Return the person's value, or `None` for no value. `current` is the previous answer."""
-        if description := self._schema.get("description"):
-            prompts.say(f"  {str(description)[:1_000]}")
-        default = self._schema.get("default") if current is None else current
-        if not self._options:
-            return await self._ask_text(prompts, default)
-        if self._takes_several:
+        if description := self._field.description:
+            prompts.say(f"  {description[:1_000]}")
+        default = self._field.default if current is None else current
+        if self._field.kind == "choices":
             return await self._ask_several(prompts, default)
-        return await self._ask_one(prompts, default)
+        if self._field.kind == "choice":
+            return await self._ask_one(prompts, default)
+        return await self._ask_text(prompts, default)
 
     async def _ask_one(self, prompts: Prompts, default: Any) -> Any:
-        options = list(self._options)
-        if not self._is_required:
+        options = list(self._field.options)
+        if not self._field.is_required:
             options.append((None, NO_ANSWER))
         at = next((index for index, (value, _) in enumerate(options) if value == default), 0)
         labels = [label for _, label in options]
         return options[await prompts.choice(self._label, labels, at)][0]
 
     async def _ask_several(self, prompts: Prompts, default: Any) -> list[Any] | None:
-        values = [value for value, _ in self._options]
+        values = [value for value, _ in self._field.options]
         before = default if isinstance(default, list) else []
 
         def picked(chosen: set[int]) -> list[Any]:
             return [values[index] for index in sorted(chosen)]
 
         def check(chosen: set[int]) -> str | None:
-            return self._problem(picked(chosen)) if chosen or self._is_required else None
+            return self._problem(picked(chosen)) if chosen or self._field.is_required else None
 
         chosen = {index for index, value in enumerate(values) if value in before}
-        labels = [label for _, label in self._options]
+        labels = [label for _, label in self._field.options]
         chosen = await prompts.choices(self._label, labels, chosen, check)
-        return picked(chosen) if chosen or self._is_required else None
+        return picked(chosen) if chosen or self._field.is_required else None
 
     async def _ask_text(self, prompts: Prompts, default: Any) -> Any:
         def check(text: str) -> str | None:
-            if not text and not self._is_required:
+            if not text and not self._field.is_required:
                 return None
             try:
-                return self._problem(self._value(text))
+                return self._problem(self._field.value(text))
             except ValueError as error:
                 return str(error)
 
-        shown = "" if default is None else default
-        shown = shown if isinstance(shown, str) else json.dumps(shown)
-        is_secret = (
-            self._schema.get("format") == "password" or self._schema.get("writeOnly") is True
-        )
-        text = await prompts.text(self._label, shown, check, is_secret=is_secret)
-        return None if not text and not self._is_required else self._value(text)
-
-    def _value(self, text: str) -> Any:
-        """Return the typed text as a value of the field's type.
-
-        Raises:
-            ValueError: the field needs a number or an integer, and the text is neither.
-        """
-        kind = self._schema.get("type")
-        if kind not in (*_NUMBERS, "array", "object"):
-            return text
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = None
-        if kind in _NUMBERS and (isinstance(value, bool) or not isinstance(value, _NUMBERS[kind])):
-            raise ValueError("Type a whole number" if kind == "integer" else "Type a number")
-        return value
+        shown = "" if default is None else self._field.text(default)
+        text = await prompts.text(self._label, shown, check, is_secret=self._field.is_secret)
+        return None if not text and not self._field.is_required else self._field.value(text)
 
     def _problem(self, value: Any) -> str | None:
         """Return the first problem that the form's schema reports for a value of this field, or
@@ -333,23 +304,3 @@ class _Field:
             if where == place or where.startswith((f"{place}.", f"{place}[")):
                 return what
         return None
-
-
-def _options(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
-    """Return the values of a choice with their titles. Return an empty tuple unless the schema is a
-    boolean, an `enum`, or `oneOf` or `anyOf` of constants."""
-    if schema.get("type") == "boolean":
-        return (True, "yes"), (False, "no")
-    if isinstance(values := schema.get("enum"), list):
-        names = schema.get("enumNames")
-        titles = names if isinstance(names, list) and len(names) == len(values) else values
-        return tuple((value, str(title)) for value, title in zip(values, titles, strict=True))
-    for word in ("oneOf", "anyOf"):
-        listed = schema.get(word)
-        if isinstance(listed, list) and all(
-            isinstance(option, Mapping) and "const" in option for option in listed
-        ):
-            return tuple(
-                (option["const"], str(option.get("title", option["const"]))) for option in listed
-            )
-    return ()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from roundgate.protocol.forms import choices
 from roundgate.protocol.v2025.shapes import Revision
 
 _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
@@ -56,25 +57,17 @@ def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
     becomes text with commas between the values."""
     plain = dict(field)
     if "oneOf" in plain:
-        plain["enum"] = [option["const"] for option in plain["oneOf"]]
-        plain["enumNames"] = [option.get("title", option["const"]) for option in plain["oneOf"]]
+        plain["enum"], plain["enumNames"] = map(list, zip(*choices(plain), strict=True))
     kind = plain.get("type", "string")
     if kind not in _FIELD:
-        choices = ", ".join(_choices(plain.get("items", {})))
+        values = ", ".join(str(value) for value, _ in choices(plain.get("items", {})))
         description = f"{plain['description']} " if "description" in plain else ""
         plain |= {
             "type": "string",
-            "description": f"{description}One or more of these, separated by commas: {choices}",
+            "description": f"{description}One or more of these, separated by commas: {values}",
         }
         kind = "string"
     return {name: value for name, value in plain.items() if name in _FIELD[kind]}
-
-
-def _choices(items: Mapping[str, Any]) -> list[str]:
-    return [
-        str(choice)
-        for choice in items.get("enum") or [option["const"] for option in items.get("anyOf", ())]
-    ]
 
 
 def answer_from_result(
