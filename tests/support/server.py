@@ -13,21 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
 from roundgate_aws.machine import reserved_port
+from tests.support.forked import Forked
 
 COMMAND = (sys.executable, "-c", "import sys; from roundgate.cli import main; sys.exit(main())")
-_ROOT = Path(__file__).parents[2]
+MEASURES: Final = "COVERAGE_PROCESS_CONFIG" in os.environ
+"""Whether coverage is measured, for which a process has to start from the beginning."""
+_ROOT: Final = Path(__file__).parents[2]
 
 
 @dataclass
 class Server:
     """A running `roundgate serve`."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     port: int
     log: Path
 
@@ -65,8 +68,8 @@ def running(
     """Serve a configuration until the block ends; its processes end with it."""
     log = config.with_suffix(".log")
     with reserved_port() as port:
-        command = [*COMMAND, "serve", str(config), "--port", str(port), *options]
-        server = Server(start(command, log, environment), port, log)
+        arguments = ["serve", str(config), "--port", str(port), *options]
+        server = Server(run(arguments, log, environment), port, log)
         try:
             wait_until_it_answers(server)
             yield server
@@ -74,10 +77,24 @@ def running(
             end(server.process)
 
 
+def run(
+    arguments: list[str], log: Path, environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes] | Forked:
+    """Run `roundgate` in a forked process.
+
+    With several workers, another PYTHONPATH or while coverage is measured, a new process runs it.
+    """
+    given = environment or {}
+    if MEASURES or "--workers" in arguments or "PYTHONPATH" in given:
+        return start([*COMMAND, *arguments], log, environment)
+    log.write_bytes(b"")
+    return Forked(arguments, os.environ | given, _ROOT, log)
+
+
 def start(
     command: list[str], log: Path, environment: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; what it prints goes to its log."""
+    """Start a command in a session of its own; its output goes to its log."""
     with log.open("wb") as out:
         return subprocess.Popen(
             command,
@@ -89,14 +106,15 @@ def start(
         )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it and what it has started; where coverage is measured it may end by itself, and so say what it ran."""
-    if "COVERAGE_PROCESS_CONFIG" in os.environ and process.poll() is None:
+def end(process: subprocess.Popen[bytes] | Forked) -> None:
+    """Kill a process and its children. While coverage is measured, the process ends by itself to report its lines."""
+    if MEASURES and process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(60)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # a forked process may not have its session yet
     process.wait()
 
 

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.server import COMMAND, Server, end, start
+from tests.support.server import Server, end, run
 
 
 @contextmanager
 def working(config: Path, log: Path, environment: dict[str, str] | None = None) -> Iterator[Server]:
     """Run `roundgate worker` until the block ends; it has no port."""
-    command = [*COMMAND, "worker", str(config)]
-    worker = Server(start(command, log, environment), 0, log)
+    worker = Server(run(["worker", str(config)], log, environment), 0, log)
     try:
         worker.logged(60, logger="roundgate")
         yield worker
