@@ -1,5 +1,4 @@
-"""What every test shares: Hypothesis tells the same story every time, and neither a slow machine
-nor how this one began its tests is a failure."""
+"""Settings of all tests: Hypothesis draws the same examples each time, has no time limit, and fewer in a short run."""
 
 import os
 import signal
@@ -10,14 +9,24 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
-settings.load_profile("repeatable")
+settings.register_profile("long", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("short", settings.get_profile("long"), max_examples=20)
 
 # A shell that starts a command in the background has it ignore SIGINT, `nohup` has it ignore
 # SIGHUP, and every process that is begun from there inherits that. Signals that are handled become
 # the default ones in a new program.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long", action="store_true", help="all crash points and Hypothesis examples, not a sample"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("long" if config.getoption("--long") else "short")
 
 
 @pytest.hookimpl(optionalhook=True)

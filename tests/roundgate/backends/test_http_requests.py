@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from roundgate.backends.http.config import HttpToolConfig
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.errors import BackendError, ToolError
+from tests.support.long import examples
 
 
 def declared(**config: Any) -> Endpoint:
@@ -94,7 +95,7 @@ def test_a_variable_may_stand_in_the_path_twice_and_beside_text() -> None:
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.text(), st.text(min_size=3))
 def test_a_path_value_stays_in_its_segment_and_comes_back_unless_it_is_refused(
     one: str, other: str
@@ -141,7 +142,7 @@ def test_a_query_repeats_the_name_for_a_list_and_leaves_null_out(
 FORM = {"method": "POST", "body": "form"}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.dictionaries(st.sampled_from("abc"), st.text() | st.lists(st.text(), max_size=3) | st.none())
 )
@@ -509,7 +510,7 @@ def test_an_error_is_short_whatever_the_service_says(content_type: str) -> None:
     assert "binary" not in str(refused.value)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.binary(max_size=40),
     st.sampled_from(

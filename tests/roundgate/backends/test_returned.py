@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple, Optional
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
@@ -37,6 +37,7 @@ from roundgate.backends.signature import (
     resource_contents,
 )
 from roundgate.json import encode
+from tests.support.long import examples
 
 PICTURE = ImageContent(b"\x89PNG", "image/png")
 BLOCKS = [
@@ -335,7 +336,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(JSON.filter(lambda value: value is not None and not isinstance(value, str)))
 def test_any_json_value_comes_out_as_it_went_in(value: Any) -> None:
     found = wire(Any, value)

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from roundgate import Context, SyncContext
 from roundgate.backends.signature import describe
 from roundgate.protocol.schemas import Schema
+from tests.support.long import examples
 
 
 class Colour(enum.Enum):
@@ -437,7 +438,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.sampled_from(range(len(HINTS))), min_size=1, max_size=3), st.data())
 def test_whatever_the_schema_lets_through_can_be_bound(
     chosen: list[int], data: st.DataObject

@@ -9,7 +9,7 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate import config
@@ -19,6 +19,7 @@ from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import CacheHint, Reference, yaml_file
+from tests.support.long import examples
 
 BACKENDS = "backends:\n  - {kind: python, name: one, path: tools.py}\n"
 
@@ -499,7 +500,7 @@ def test_a_file_that_cannot_be_read_is_a_problem_that_says_how_to_name_one(
     assert "GATEWAY_CONFIG" in problem.remedy
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     st.text(st.sampled_from("ab:-[]{}&*!|>'\"\n #,?<%@`$\t~1"), max_size=40)
     | st.binary(max_size=20)

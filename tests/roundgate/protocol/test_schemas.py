@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.protocol.schemas import MAX_DEPTH, MAX_NODES, Schema
+from tests.support.long import examples
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
@@ -261,7 +262,7 @@ ANY_JSON = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.dictionaries(
         st.sampled_from(["type", "properties", "items", "$ref", "anyOf", "$defs"]), ANY_JSON

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.errors import StepFailed, ToolError
@@ -24,6 +24,7 @@ from roundgate.replay.journal import Answered, Journal, Passed
 from roundgate.replay.questions import Answer, Form, Question, Roots, Sample, Url
 from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
+from tests.support.long import examples
 from tests.support.replay import Name, play, value_of
 from tests.support.rounds import accept, sampled
 
@@ -248,7 +249,7 @@ def of(program: Program, world: World) -> Any:
     return handler
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(PROGRAMS, MANNERS, st.sampled_from([None, 150_000, 350_000]))
 def test_interrupted_anywhere_and_gone_on_with_elsewhere_a_handler_ends_as_if_it_never_was(
     program: Program, manners: list[str], within_ms: int | None
@@ -269,7 +270,7 @@ def test_interrupted_anywhere_and_gone_on_with_elsewhere_a_handler_ends_as_if_it
     asyncio.run(scenario())
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(SEQUENCES, MANNERS, st.sampled_from([None, 150_000]))
 def test_so_does_a_handler_that_is_a_plain_function(
     program: Program, manners: list[str], within_ms: int | None

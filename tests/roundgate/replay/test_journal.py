@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate import json
@@ -22,6 +22,7 @@ from roundgate.replay.journal import (
     wire_key,
 )
 from tests.support import json_values
+from tests.support.long import examples
 from tests.support.replay import elsewhere
 from tests.support.rounds import accept
 
@@ -37,7 +38,7 @@ ENTRIES: st.SearchStrategy[Entry] = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(ENTRIES, max_size=6), json_values.objects())
 def test_a_journal_comes_back_from_its_bytes_as_it_was(
     entries: list[Entry], state: dict[str, Any]
@@ -57,7 +58,7 @@ def test_no_two_attempts_at_any_two_questions_share_a_wire_key(
     assert len({wire_key(key, attempt) for key, attempt in attempts}) == len(attempts)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.lists(ENTRIES, max_size=5),
     st.dictionaries(KEYS | st.just("who~2"), json_values.SCALARS, max_size=4),

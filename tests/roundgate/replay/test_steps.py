@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -22,6 +22,7 @@ from roundgate.errors import NotJson, StepFailed, ToolError
 from roundgate.replay.context import Context
 from roundgate.replay.journal import MAX_DEPTH, plain
 from tests.support import json_values
+from tests.support.long import examples
 from tests.support.replay import (
     Effects,
     Name,
@@ -54,7 +55,7 @@ async def first_and_replayed(value: Any) -> tuple[Any, Any]:
     return seen[0], seen[1]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(json_values.values())
 def test_any_json_is_the_same_in_the_run_that_made_it_and_in_its_replay(value: Any) -> None:
     first, replayed = asyncio.run(first_and_replayed(value))

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL
@@ -31,6 +31,7 @@ from tests.roundgate.replay.test_any_handler import (
 )
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, How, Plan, bury
+from tests.support.long import examples
 from tests.support.tasks import Fast, Files, Shared, Workshop, catalog_of
 
 POINTS = st.dictionaries(st.integers(0, 30), st.sampled_from(["before", "after"]), max_size=4)
@@ -79,7 +80,7 @@ def check(value: Any, expected: Any, effects: Any, expected_effects: Any, crashe
         assert effects == expected_effects
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(PROGRAMS, MANNERS, POINTS, st.sampled_from([None, 150_000]))
 def test_a_handler_ends_as_a_task_as_if_nobody_ever_died(
     files: Files,
@@ -105,7 +106,7 @@ def test_a_handler_ends_as_a_task_as_if_nobody_ever_died(
     asyncio.run(scenario())
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(SEQUENCES, MANNERS, POINTS, st.sampled_from([None, 150_000]))
 def test_so_does_one_that_is_a_plain_function(
     files: Files,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ from roundgate.tasks.events import (
     marks_from_record,
 )
 from roundgate.tasks.machine import apply
+from tests.support.long import examples
 
 NOW: Final = 1_000_000
 END: Final = NOW + 100_000
@@ -689,7 +690,7 @@ def lives(steps: list[Any], cleans_up: bool, check: Check) -> None:
 
 
 any_life = given(STEPS, st.booleans())
-often = settings(max_examples=200, deadline=None)
+often = examples(200)
 
 
 @often

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL
@@ -19,6 +19,7 @@ from roundgate.replay.questions import Form, question_digest
 from roundgate.settings import TasksConfig
 from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
+from tests.support.long import examples
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
 from tests.support.tasks import Fast, Files, Shared
@@ -276,7 +277,7 @@ def handler_of(version: Version) -> Any:
     return handler
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(st.lists(VERSIONS, min_size=1, max_size=4), MANNERS)
 def test_a_key_never_means_two_questions_whatever_versions_ask(
     files: Files, versions: list[Version], manners: list[str]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL
@@ -28,6 +28,7 @@ from roundgate.tasks.watch import Tell, Watch
 from roundgate.tokens.ids import TaskIds
 from roundgate.tokens.sealed import Key, KeyRing
 from tests.support.clocks import FixedClock
+from tests.support.long import examples
 from tests.support.replay import Name
 from tests.support.rounds import accept
 from tests.support.tasks import Shared, Workshop, as_stored
@@ -385,7 +386,7 @@ CHANGES = st.lists(st.tuples(st.floats(0.05, 30), st.booleans()), min_size=1, ma
 LAGS = st.lists(st.floats(0, 20), min_size=1, max_size=20)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(CHANGES, LAGS)
 def test_however_old_glances_are_no_state_is_told_after_a_later_one_and_the_last_is_told(
     changes: list[tuple[float, bool]], lags: list[float]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from roundgate.client import Client
@@ -16,6 +16,7 @@ from roundgate_testing.cassettes import RULES, Recorder, StandIn, Verifier, read
 from roundgate_testing.cassettes.files import as_text
 from roundgate_testing.cassettes.normalize import make_cassette
 from roundgate_testing.cassettes.recording import Recording
+from tests.support.long import examples
 from tests.support.scripted import STREAM_HEAD, Asked, event, modern, result, scripted, text
 
 IDS = st.sampled_from([1, 2, "1", "q", None, True, 1.5, ["x"]])
@@ -73,7 +74,7 @@ def taped(said: list[Any]) -> Recording:
     return recording
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(EXCHANGES, max_size=4))
 @example(
     [("POST", b"{}", 200, "application/json", [encode({"x": {"progressToken": 1}})], "server")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.errors import ConfigError
@@ -28,6 +28,7 @@ from roundgate_testing.cassettes.matching import (
 )
 from roundgate_testing.cassettes.model import Event, Interaction, Request, Response
 from roundgate_testing.cassettes.normalize import Namer
+from tests.support.long import examples
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(
@@ -80,7 +81,7 @@ def test_a_text_is_never_taken_for_a_placeholder(text: str) -> None:
     assert not [one for one in parse(escape(text)) if isinstance(one, Slot)]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.tuples(JSON, JSON, st.booleans()), max_size=3))
 def test_writing_what_was_read_gives_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, said: list[tuple[Any, Any, bool]]

@@ -6,13 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.backends.base import Tool
 from roundgate.backends.catalog import serve
 from roundgate.backends.mcp.tools import result_from_wire, usable_tools
 from roundgate.errors import UnexpectedAnswer
+from tests.support.long import examples
 from tests.support.upstreams import tool
 
 
@@ -160,7 +161,7 @@ async def _nothing(context: Any, arguments: dict[str, Any]) -> Any:
     raise AssertionError("nothing is called")
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(DEFINITIONS, max_size=4))
 def test_any_list_is_served_or_left_out_by_name(definitions: list[dict[str, Any]]) -> None:
     usable, rest = usable_tools(definitions, check_arguments=True)

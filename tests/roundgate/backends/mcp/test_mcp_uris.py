@@ -6,10 +6,11 @@ import re
 import time
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from roundgate.backends.mcp.uris import MAX_EXPRESSIONS, MAX_URI, Pattern, Uris
+from tests.support.long import examples
 
 NAMED, KEPT = Uris("up", is_named=True), Uris("up", is_named=False)
 TEXTS = st.text("ab:/.{}?#%up+- é", max_size=20)
@@ -64,7 +65,7 @@ MEANING = {
 }
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(TEMPLATES, st.text("ab/?", max_size=12))
 def test_a_uri_matches_as_a_regular_expression_would_say(template: str, uri: str) -> None:
     parts = re.split(r"(\{[^}]*\})", template)

@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import _v2026_07_28 as official
 
@@ -28,6 +28,7 @@ from roundgate.protocol.jsonrpc import Notification
 from roundgate.protocol.v2026_07_28 import METHODS, results, validate_request
 from roundgate.protocol.v2026_07_28.requests import CLIENT_INFO_KEY, LOG_LEVEL_KEY
 from tests.support import json_values, wire
+from tests.support.long import examples
 
 FEATURES = frozenset({"tools", "resources", "prompts", "completions", "subscriptions", "tasks"})
 OTHER_VERSION = "v999.0.0"
@@ -456,7 +457,7 @@ ANYTHING = st.tuples(
 
 
 @given(st.one_of(spoilt(), spoilt(), spoilt(), ANYTHING))
-@settings(max_examples=250)
+@examples(250)
 def test_whatever_comes_is_let_in_or_answered_with_one_allowed_error(
     sent: tuple[bytes, list[Any]],
 ) -> None:
