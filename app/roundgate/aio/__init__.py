@@ -7,8 +7,8 @@ from roundgate.aio.room import crowded_room as crowded_room
 from roundgate.aio.room import run_with_room as run_with_room
 from roundgate.aio.threads import Threads as Threads
 from roundgate.aio.threads import in_thread as in_thread
-from roundgate.aio.ticker import Ticker as Ticker
-from roundgate.aio.ticker import ticker as ticker
 from roundgate.aio.waiting import Flight as Flight
 from roundgate.aio.waiting import all_ended as all_ended
 from roundgate.aio.waiting import to_its_end as to_its_end
+from roundgate.aio.watch import InOwnContext as InOwnContext
+from roundgate.aio.watch import TaskWatch as TaskWatch

@@ -41,11 +41,13 @@ from roundgate.errors import (
 )
 from roundgate.protocol import (
     NEWEST,
+    REQUIRED,
     ForwardedRead,
     MirroredArgument,
     Pages,
     ResourceContents,
     Schema,
+    merged,
 )
 from roundgate.protocol.uri_template import ascii_uri, has_dot_segments
 from roundgate.replay import Context
@@ -77,6 +79,18 @@ class ServedTool(Struct):
     """The tool's name in the catalog of all tools, if a view gives it another."""
     rules: ToolRules | None = None
     """The rules of `policy` for the tool at this endpoint; `None` if its calls need no rule."""
+    direct: DirectCall | None = None
+    """The tool's call without the engine; `None` if a call may need the engine."""
+    requires: Mapping[str, Any] = field(default_factory=dict)
+    """The capabilities that a client must have declared."""
+
+    def __post_init__(self) -> None:
+        tool, call = self.tool, self.tool.call
+        is_plain = tool.task == "forbidden" and not tool.once and tool.max_result is None
+        self.direct = call if is_plain and isinstance(call, DirectCall) else None
+        self.requires = (
+            merged([tool.requires, REQUIRED]) if tool.task == "required" else tool.requires
+        )
 
     @property
     def whole_name(self) -> str:
@@ -88,14 +102,6 @@ class ServedTool(Struct):
         by the rules of `policy`."""
         has_scopes = not checks_scopes or self.tool.scopes <= principal.scopes
         return has_scopes and (self.rules is None or self.rules.may_allow(principal))
-
-    @property
-    def direct(self) -> DirectCall | None:
-        """The tool's call without the engine; `None` if a call may need the engine."""
-        tool = self.tool
-        if not isinstance(tool.call, DirectCall) or tool.task != "forbidden" or tool.once:
-            return None
-        return tool.call if tool.max_result is None else None
 
     def call(self, context: Context, arguments: dict[str, Any]) -> Awaitable[Returned]:
         """Call the tool; return at most `max_result` characters of the result's text, if a limit is

@@ -141,12 +141,14 @@ class McpEndpoint:
             self._span(methods, inbound, trace, exchange) as span,
         ):
             context = RequestContext(
-                inbound,
-                exchange.caller,
-                responder.notify if notifies else None,
-                span,
-                exchange.correlation,
-                exchange.host.remaining_ms,
+                inbound=inbound,
+                meta=meta,
+                principal=exchange.caller,
+                notify=responder.notify if notifies else None,
+                deadline=methods.now.deadline(exchange.host.remaining_ms),
+                watch=watch,
+                span=span,
+                correlation=exchange.correlation,
                 address=exchange.address,
             )
             token = CORRELATION.set(context.correlation)

@@ -24,7 +24,7 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from roundgate.aio import Ticker, ticker
+from roundgate.aio import TaskWatch
 from roundgate.auth import Principal
 from roundgate.errors import AuthError, GatewayError, TransportError, Unavailable
 from roundgate.http.protected import ProtectedResource
@@ -209,47 +209,6 @@ def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:
         case Unavailable():
             return [(b"retry-after", b"%d" % error.retry_s)]
     return ()
-
-
-class TaskWatch:
-    """A context manager that runs `_watch` beside a block that takes longer than most, and may cancel
-    the block."""
-
-    def __init__(self) -> None:
-        self._watched = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
-        self._ticker: Ticker | None = None
-        self._is_cancelled = False
-
-    def __enter__(self) -> Self:
-        self._ticker = ticker()
-        self._ticker.add(self)
-        return self
-
-    def cancel(self) -> None:
-        """Cancel the block."""
-        if self._watched is not None and not self._is_cancelled:
-            self._is_cancelled = True
-            self._watched.cancel()
-
-    def start(self) -> None:
-        """Start watching."""
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _watch(self) -> None:
-        raise NotImplementedError
-
-    def _end(self, kind: type[BaseException] | None) -> bool:
-        """Stop watching. Return whether `cancel` alone ended the block; another cancellation stays
-        in effect."""
-        if self._ticker is not None:
-            self._ticker.discard(self)
-        if self._watcher is not None:
-            self._watcher.cancel()
-        if not self._is_cancelled or self._watched is None:
-            return False
-        is_ours = self._watched.uncancel() == 0
-        return is_ours and kind is not None and issubclass(kind, asyncio.CancelledError)
 
 
 class DisconnectWatch(TaskWatch):

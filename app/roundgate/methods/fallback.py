@@ -93,11 +93,7 @@ class FallbackTools:
             parts.sealer, parts.rows_of, parts.clock, config.fallback.answer_tool
         )
         self._waiting = Waiting(
-            parts.watch,
-            parts.sealer,
-            parts.clock,
-            timeout_s=config.limits.call_timeout_s,
-            max_rounds=config.state.max_rounds,
+            parts.watch, parts.sealer, parts.clock, max_rounds=config.state.max_rounds
         )
         self._own = {name: own for own, name in fallback.names.items()}
         self._task_tools = TaskTools(fallback, parts.tasks, kit.access, self._waiting, kit.results)

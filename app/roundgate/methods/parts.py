@@ -17,7 +17,7 @@ from msgspec import Struct
 from roundgate.aio import ROOM
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
-from roundgate.clock import Clock
+from roundgate.clock import Clock, Deadline
 from roundgate.config import GatewayConfig
 from roundgate.errors import InternalError
 from roundgate.json import encode
@@ -233,12 +233,22 @@ class Methods:
         self._hub = kit.parts.changes.hub
         self._access = kit.access
         self._view = kit.parts.view
+        self._clock = kit.parts.clock
+        self._timeout_ms = kit.config.limits.call_timeout_s * 1000
         self._recorder: Recorder | None = None
         self._audited = frozenset[str]()
         if kit.parts.trail is not None:
             from roundgate.methods.auditing import AUDITED, Recorder
 
             self._recorder, self._audited = Recorder(kit.parts.trail, self._view), AUDITED
+
+    def deadline(self, remaining_ms: float | None) -> Deadline:
+        """Return the deadline of a request that begins now and that its environment lets run for
+        `remaining_ms` milliseconds; `None` for no limit."""
+        limit_ms = self._timeout_ms
+        return self._clock.deadline(
+            limit_ms if remaining_ms is None else min(limit_ms, remaining_ms)
+        )
 
     def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.

@@ -30,7 +30,7 @@ from msgspec import Struct, field
 
 from roundgate.auth import Principal
 from roundgate.backends import ServedTool
-from roundgate.clock import Clock, Deadline
+from roundgate.clock import Clock
 from roundgate.errors import (
     CallTimeout,
     InternalError,
@@ -52,7 +52,6 @@ from roundgate.replay import (
     DirectContext,
     Failed,
     Journal,
-    Notify,
     PageDone,
     Publish,
     Read,
@@ -83,18 +82,13 @@ needs a moment."""
 _NOT_WRITTEN: Final = "The task of this call could not be written; send the same request again"
 
 
-class RequestContext(Struct, eq=False):
-    """One request and its context. `notify` sends notifications on its stream; `None` if the client
-    wants no notifications or accepts no stream."""
+class RequestContext(DirectContext, kw_only=True):
+    """One request and its context, which is also the context of a call without the engine."""
 
     inbound: Inbound
-    principal: Principal
-    notify: Notify | None
     span: Span
     correlation: Correlation
     """The ids of the call, for the log; the code that serves the request completes them."""
-    remaining_ms: float | None = None
-    """Milliseconds for which the environment lets the request run; `None` without a limit."""
     page_done: PageDone | None = None
     """A function that notifies the client that its user has finished with a page; `None` for
     clients without that notification."""
@@ -192,52 +186,28 @@ class BecomesTask(Struct, frozen=True):
     message: str | None
 
 
-class Calls:
-    """Begins calls, runs their rounds, and reads their outcomes.
+class Calls(Struct, frozen=True, kw_only=True):
+    """Begins calls, runs their rounds, and reads their outcomes."""
 
-    Args:
-        sealer: the sealer of states.
-        clock: the clock of the process.
-        view: the name of the view; a client's key names a different task in each view.
-        max_rounds: the number of rounds after which a call ends with an error.
-        timeout_ms: milliseconds that a call may take.
-        publish: a function that publishes the changes that a handler reports.
-        texts: the store for the rest of long results.
-        rows_of: a function that returns the rows of a caller, for back ends.
-        read: a function that reads resources of the catalog.
-        shows_errors: whether callers see the text of unexpected exceptions.
-        life: the lengths of a task's life.
-        trail: the audit log, if there is one.
-    """
-
-    def __init__(
-        self,
-        sealer: StateSealer,
-        clock: Clock,
-        view: str,
-        *,
-        max_rounds: int,
-        timeout_ms: float,
-        publish: Publish,
-        texts: Texts | None,
-        rows_of: RowsOf,
-        read: Read | None,
-        shows_errors: bool,
-        life: Life,
-        trail: Trail | None = None,
-    ) -> None:
-        self._trail = trail
-        self._life = life
-        self._sealer = sealer
-        self._clock = clock
-        self._view = view
-        self._max_rounds = max_rounds
-        self._timeout_ms = timeout_ms
-        self._publish = publish
-        self._texts = texts
-        self._rows_of = rows_of
-        self._read = read
-        self._shows_errors = shows_errors
+    sealer: StateSealer
+    clock: Clock
+    view: str
+    """The name of the view; a client's key names a different task in each view."""
+    max_rounds: int
+    """The number of rounds after which a call ends with an error."""
+    publish: Publish
+    """Publishes the changes that a handler reports."""
+    texts: Texts | None
+    """The store for the rest of long results."""
+    rows_of: RowsOf
+    """Returns the rows of a caller, for back ends."""
+    read: Read | None
+    """Reads resources of the catalog."""
+    shows_errors: bool
+    """Whether callers see the text of unexpected exceptions."""
+    life: Life
+    trail: Trail | None
+    """The audit log, if there is one."""
 
     def begin(
         self, target: Target, params: InputParams, context: RequestContext, *, key: Any = None
@@ -266,62 +236,56 @@ class Calls:
     def _record(
         self, number: int, target: Target, params: InputParams, context: RequestContext
     ) -> None:
-        if self._trail is None:
+        if self.trail is None:
             return
-        self._trail.called(
+        self.trail.called(
             context.correlation,
             context.principal,
             number,
             method=target.method,
             name=target.name,
             backend=target.backend,
-            view=self._view,
+            view=self.view,
             arguments=target.arguments,
             answers=params.input_responses or {},
         )
         context.correlation.round = number  # only once the record is written
 
     def begin_direct(
-        self, target: Target, served: ServedTool, params: InputParams, context: RequestContext
-    ) -> DirectContext:
-        """Return the context of a call that has one round, and needs no `Round` and no `Call`. Raise
-        Unavailable if the audit log cannot be written."""
-        context.correlation.make_call_id = self._clock.new_id
-        self._record(1, target, params, context)
-        rules, principal = served.rules, context.principal
-        return DirectContext(
-            principal,
-            self._deadline(context),
-            context.inbound.meta,
-            context.notify,
-            None if rules is None else rules.authorizer(principal),
-        )
-
-    def _deadline(self, context: RequestContext) -> Deadline:
-        limit_ms = self._timeout_ms
-        if context.remaining_ms is not None:
-            limit_ms = min(limit_ms, context.remaining_ms)
-        return self._clock.deadline(limit_ms)
+        self,
+        served: ServedTool,
+        arguments: Mapping[str, Any],
+        params: InputParams,
+        context: RequestContext,
+    ) -> None:
+        """Begin a call that has one round, and needs no `Round` and no `Call`. Raise Unavailable if
+        the audit log cannot be written."""
+        context.correlation.make_call_id = self.clock.new_id
+        if self.trail is not None:
+            target = Target("tools/call", served.name, arguments, served.backend)
+            self._record(1, target, params, context)
+        if served.rules is not None:
+            context.authorize = served.rules.authorizer(context.principal)
 
     def _begin(
         self, target: Target, params: InputParams, context: RequestContext, key: Any
     ) -> Round:
         principal, correlation = context.principal, context.correlation
         responses = params.input_responses or {}
-        keyed_id = None if key is None else _id_for_key(key, target, principal, self._view)
-        correlation.make_call_id = self._clock.new_id
+        keyed_id = None if key is None else _id_for_key(key, target, principal, self.view)
+        correlation.make_call_id = self.clock.new_id
         is_keyed = keyed_id is not None
         if params.request_state is None:
             journal = Journal(unasked=responses)
-            make_id = self._clock.new_id if keyed_id is None else lambda: keyed_id
+            make_id = self.clock.new_id if keyed_id is None else lambda: keyed_id
             origin = context.span.carrier()
             return Round(1, journal, target, None, origin, make_id, correlation, is_keyed)
-        opened = self._sealer.open(params.request_state, principal, target.binding())
+        opened = self.sealer.open(params.request_state, principal, target.binding())
         correlation.known_call_id = opened.call_id
         try:
             journal = Journal.from_json(opened.payload)
         except (ValueError, TypeError, KeyError):
-            raise self._sealer.refused("sealed by an incompatible version", principal) from None
+            raise self.sealer.refused("sealed by an incompatible version", principal) from None
         journal.receive(responses)
         context.span.link(opened.origin)
         known_id = keyed_id if opened.fixed_task is None else opened.fixed_task.task_id
@@ -351,22 +315,22 @@ class Calls:
         return Call(
             principal=context.principal,
             meta=context.inbound.meta,
-            deadline=self._deadline(context),
+            deadline=context.deadline,
             notify=context.notify,
             page_done=context.page_done,
-            publish=self._publish,
+            publish=self.publish,
             may_become_task=may_become_task,
-            last_ms=self._life.last_ms(self._clock.now_ms()) if may_become_task else None,
+            last_ms=self.life.last_ms(self.clock.now_ms()) if may_become_task else None,
             needs_row=mode == "required",
             takes_unasked=served is not None and served.tool.unasked_answers,
             round=round_,
-            trail=self._trail,
+            trail=self.trail,
             authorize=None
             if served is None or served.rules is None
             else served.rules.authorizer(context.principal),
-            texts=self._texts,
-            rows_of=self._rows_of,
-            read=self._read,
+            texts=self.texts,
+            rows_of=self.rows_of,
+            read=self.read,
         )
 
     async def run(
@@ -394,20 +358,20 @@ class Calls:
         # (SEP-2663, "Task Creation")
         if call.may_become_task and outcome.wants_task and not outcome.requests:
             return BecomesTask(outcome.journal, run.message)
-        if round_.number >= self._max_rounds:
+        if round_.number >= self.max_rounds:
             if call.may_become_task:
                 return BecomesTask(outcome.journal, run.message)
             return Failed(
                 ToolError(
-                    f"The call needed more than {self._max_rounds} rounds (state.max_rounds); ask for "
+                    f"The call needed more than {self.max_rounds} rounds (state.max_rounds); ask for "
                     "less at once"
                 )
             )
         try:
             state = self._seal(outcome.journal, round_, call.principal, round_.fixed_task)
-            if self._trail is not None:
+            if self.trail is not None:
                 ids = {"call": round_.correlation.call_id, "round": round_.number}
-                self._trail.asked(outcome.requests, ids)
+                self.trail.asked(outcome.requests, ids)
             if outcome.requests and log.isEnabledFor(logging.DEBUG):
                 asked = {"round": round_.number, "questions": list(outcome.requests)}
                 log.debug("a call asks its client", extra={"fields": asked})
@@ -439,7 +403,7 @@ class Calls:
         Raises:
             Unavailable: there have been too many such rounds, or the state is too large.
         """
-        if round_.number >= self._max_rounds:
+        if round_.number >= self.max_rounds:
             raise Unavailable(_NOT_WRITTEN)
         await asyncio.sleep(min(_DOUBT_PAUSE_S, (call.deadline.remaining_ms() or 0) / 2000))
         try:
@@ -451,7 +415,7 @@ class Calls:
     def _seal(
         self, journal: Journal, round_: Round, principal: Principal, fixed_task: FixedTask | None
     ) -> str:
-        return self._sealer.seal(
+        return self.sealer.seal(
             journal.to_json(),
             principal,
             round_.target.binding(),
@@ -481,8 +445,8 @@ class Calls:
             case Failed(ToolError() as error) if not isinstance(error, CallTimeout):
                 raise InvalidParams(str(error))
             case Failed(error):
-                shown = said_by(error) if self._shows_errors else None
-                raise InternalError(log_failure(what, error, self._clock), shown)
+                shown = said_by(error) if self.shows_errors else None
+                raise InternalError(log_failure(what, error, self.clock), shown)
 
 
 def _id_for_key(key: Any, target: Target, principal: Principal, view: str) -> str:

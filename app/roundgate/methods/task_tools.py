@@ -46,22 +46,17 @@ the request's time if that is shorter."""
 
 
 class Waiting:
-    """Waits for tasks. `timeout_s` is the maximum time of a call, in seconds."""
+    """Waits for tasks."""
 
-    def __init__(
-        self, watch: Watch, sealer: StateSealer, clock: Clock, *, timeout_s: float, max_rounds: int
-    ) -> None:
+    def __init__(self, watch: Watch, sealer: StateSealer, clock: Clock, *, max_rounds: int) -> None:
         self._watch = watch
         self._sealer = sealer
         self._clock = clock
-        self._timeout_ms = timeout_s * 1000
         self._max_rounds = max_rounds
 
     def deadline(self, context: RequestContext) -> Deadline:
         """Return the deadline for waiting in a request that begins now."""
-        limit_ms = self._timeout_ms
-        if context.remaining_ms is not None:
-            limit_ms = min(limit_ms, context.remaining_ms)
+        limit_ms = context.deadline.remaining_ms() or 0
         return self._clock.deadline(limit_ms - min(LEFT_MS, limit_ms / 10))
 
     def begun(self, params: CallToolParams, context: RequestContext) -> tuple[str, int] | None:

@@ -8,13 +8,12 @@ or its deadline nears.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Final
 
 from roundgate.aio import crowded_room
 from roundgate.auth import Principal
 from roundgate.backends import Returned, ServedTool
-from roundgate.backends.base import DirectCall
 from roundgate.errors import (
     AnswersUnread,
     ArgumentsRefused,
@@ -43,7 +42,6 @@ from roundgate.protocol import (
     Schema,
     TaskView,
     ToolResult,
-    merged,
 )
 from roundgate.replay import Call, Completed, Context, Failed, Journal, run_direct, run_of
 from roundgate.tasks import Ended, TaskCall, ended, failure_reason, tool_result
@@ -90,19 +88,16 @@ class ToolMethods:
                 mirrored.check(params.arguments, inbound.headers)
                 if arguments is not params.arguments:  # what a proxy read is what the tool gets
                     mirrored.check(arguments, inbound.headers)
-        if requires := _requirements(served):
-            inbound.meta.capabilities.require(requires, f"tool {served.name}")
+        if served.requires:
+            inbound.meta.capabilities.require(served.requires, f"tool {served.name}")
+        key = inbound.meta.raw.get(IDEMPOTENCY_KEY)
+        if served.direct is not None and params.request_state is None and key is None:
+            self._calls.begin_direct(served, arguments, params, context)
+            if not is_valid:
+                return self._refused(served, arguments)
+            return self._run_direct(served.direct.run(context, arguments), served, context)
         target = Target("tools/call", served.name, arguments, served.backend)
-        direct = served.direct
-        if (
-            direct is not None
-            and params.request_state is None
-            and IDEMPOTENCY_KEY not in inbound.meta.raw
-        ):
-            return self._run_direct(direct, target, served, params, context, is_valid)
-        round_ = self._calls.begin(
-            target, params, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY)
-        )
+        round_ = self._calls.begin(target, params, context, key=key)
         call = self._calls.call(context, round_, served)
         if served.tool.once:
             return self._run_once(served, round_, call, params, context, is_valid)
@@ -113,21 +108,20 @@ class ToolMethods:
 
     async def _run_direct(
         self,
-        direct: DirectCall,
-        target: Target,
+        call: Coroutine[Any, Any, Returned],
         served: ServedTool,
-        params: CallToolParams,
         context: RequestContext,
-        is_valid: bool,
     ) -> Reply:
         """Run a call that cannot suspend."""
-        ctx = self._calls.begin_direct(target, served, params, context)
-        if not is_valid:
-            return self._invalid(served, target)
-        outcome = await run_direct(direct(ctx, dict(target.arguments)), ctx.deadline)
+        outcome = await run_direct(call, context)
         if isinstance(outcome, Completed) and isinstance(outcome.value, ToolResult):
+            if crowded_room() is None:
+                return self._results.tool(outcome.value)
             return await self._in_room(outcome.value, served)
         return self._ended(outcome, served, context.principal)
+
+    async def _refused(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
+        return self._invalid(served, arguments)
 
     async def _run_once(
         self,
@@ -163,7 +157,7 @@ class ToolMethods:
 
     async def _run(self, served: ServedTool, round_: Round, call: Call, is_valid: bool) -> Reply:
         if not is_valid:
-            return self._invalid(served, round_.target)
+            return self._invalid(served, round_.target.arguments)
 
         def handler(ctx: Context) -> Awaitable[Returned]:
             return served.call(ctx, _arguments(round_, run_of(ctx).journal))
@@ -233,8 +227,8 @@ class ToolMethods:
                 self._access.tell_refused(refusal.rule, principal)
         return self._result(outcome, served)
 
-    def _invalid(self, served: ServedTool, target: Target) -> Reply:
-        result = invalid_arguments(served, target.arguments)
+    def _invalid(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
+        result = invalid_arguments(served, arguments)
         return self._results.tool(result, "invalid arguments")
 
     def _result(self, outcome: Completed[Returned] | Failed, served: ServedTool) -> Reply:
@@ -337,13 +331,6 @@ class ToolMethods:
 def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
     """Return the arguments for the handler; a restarted handler may have new arguments."""
     return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
-
-
-def _requirements(served: ServedTool) -> Mapping[str, Any]:
-    """Return the capabilities that a client must have declared."""
-    if served.tool.task != "required":
-        return served.tool.requires
-    return merged([served.tool.requires, REQUIRED])
 
 
 def invalid_arguments(served: ServedTool, arguments: Mapping[str, Any]) -> ToolResult:

@@ -16,7 +16,6 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextvars import copy_context
-from functools import partial
 from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 import anyio
@@ -310,34 +309,6 @@ def _as_completed_branch(parent: Branch, awaitables: Any, coroutine: Any) -> Bra
             if asyncio.iscoroutine(awaitable) and id(awaitable) not in awaited:
                 awaited[id(awaitable)] = parent.created(awaitable)
     return awaited.pop(id(coroutine))
-
-
-class InOwnContext(Generic[T]):
-    """An awaitable that runs a coroutine in a copy of the current context, in the current task.
-
-    A replay does not run a step again. So a handler must not see context variables that a step has
-    set, and the next run must not see those that the handler has set.
-    """
-
-    __slots__ = ("_context", "_coroutine")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._coroutine = coroutine
-        self._context = copy_context()
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        run, coroutine = self._context.run, self._coroutine
-        resume = partial(coroutine.send, None)
-        while True:
-            try:
-                awaited = run(resume)
-            except StopIteration as ended:
-                value: T = ended.value
-                return value
-            try:
-                resume = partial(coroutine.send, (yield awaited))
-            except BaseException as error:
-                resume = partial(coroutine.throw, error)
 
 
 async def awaiting(awaitable: Awaitable[T]) -> T:

@@ -20,12 +20,12 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from roundgate.aio import InOwnContext
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
 from roundgate.replay.branches import inside
 from roundgate.replay.driving import (
     Driven,
-    InOwnContext,
     awaiting,
     ended_process,
     number_tasks,

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from roundgate.aio import Threads
+from roundgate.aio import InOwnContext, Threads
 from roundgate.clock import iso
 from roundgate.errors import (
     NondeterminismError,
@@ -34,7 +34,7 @@ from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.metrics import instruments
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, InStep, inside
-from roundgate.replay.driving import InOwnContext, awaiting
+from roundgate.replay.driving import awaiting
 from roundgate.replay.journal import (
     NOT_JSON,
     TIMED_OUT,

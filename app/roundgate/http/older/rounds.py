@@ -311,20 +311,23 @@ class Rounds:
         principal = caller.principal
         if principal.scopes != call.scopes:
             principal = dataclasses.replace(principal, scopes=call.scopes)
-        context = RequestContext(
-            inbound,
-            principal,
-            call.notify,
-            call.span,
-            correlation=ids,
-            remaining_ms=left_ms,
-            page_done=page_done,
-            address=caller.address,
-            is_counted=call.state is None,
-        )
+        methods = self._methods[caller.session.revision]
         try:
-            with CancelWatch(partial(self._look, call)), correlated(ids):
-                answer = await self._methods[caller.session.revision].serve(context)
+            with CancelWatch(partial(self._look, call)) as watch, correlated(ids):
+                context = RequestContext(
+                    inbound=inbound,
+                    meta=inbound.meta,
+                    principal=principal,
+                    notify=call.notify,
+                    deadline=methods.now.deadline(left_ms),
+                    watch=watch,
+                    span=call.span,
+                    correlation=ids,
+                    page_done=page_done,
+                    address=caller.address,
+                    is_counted=call.state is None,
+                )
+                answer = await methods.serve(context)
         except MissingCapability as error:
             if inbound.method != "tools/call":
                 raise

@@ -22,8 +22,9 @@ from typing import Final
 
 from starlette.types import Receive
 
+from roundgate.aio import TaskWatch
 from roundgate.errors import CallCancelled, LeaseLost, Unavailable
-from roundgate.http.exchange import DisconnectWatch, Responder, TaskWatch
+from roundgate.http.exchange import DisconnectWatch, Responder
 
 
 class UnheardWatch(DisconnectWatch):
