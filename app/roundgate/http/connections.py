@@ -408,13 +408,6 @@ class BoundedConnection(asyncio.Protocol):
     def has_room(self) -> bool:
         return self._connections.unread.has_room(self)
 
-    async def turn(self, caller: Hashable) -> None:
-        """Wait until a request of a caller may be served; raise AnswersUnread if that takes too
-        long."""
-        self.caller = caller
-        if not self.is_idle:
-            await self.wait()
-
     async def wait(self) -> None:
         await self._connections.unread.turn(self)
 

@@ -23,15 +23,16 @@ from roundgate.http.bodies import SMALL, BodyBudget, id_from_body
 from roundgate.http.exchange import EVENT_STREAM, DisconnectWatch, Exchange, State, exchange_of
 from roundgate.http.request import REFUSED
 from roundgate.methods.extensions import ROUTES
-from roundgate.methods.parts import CurrentMethods, Parts
+from roundgate.methods.parts import CurrentMethods, Methods, Parts
 from roundgate.methods.rounds import RequestContext, Stream
 from roundgate.observability.correlation import CORRELATION
-from roundgate.observability.tracing import Message, Operation, Span, Tracing, context_of
+from roundgate.observability.tracing import Message, Span, Tracing, context_of
 from roundgate.protocol import Notification, Request, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:
     from roundgate.http.older.serving import OlderClients
 
+_ONLY_STREAMS: Final = frozenset({EVENT_STREAM})
 _LISTEN: Final = "subscriptions/listen"
 _MAX_LISTEN_BYTES: Final = 65_536
 """The maximum size of a request for a stream, in bytes. The request stays in memory while the
@@ -114,7 +115,7 @@ class McpEndpoint:
                 413, f"A request of {_LISTEN} has at most {_MAX_LISTEN_BYTES} bytes"
             )
         if isinstance(message, Notification):
-            with self._span(endpoint.methods, Message(None, message.method), {}, exchange):
+            with self._span(endpoint.methods.now, Message(None, message.method), {}, exchange):
                 await exchange.responder.answer(202, b"")
             return None
         exchange.request_id = message.id
@@ -123,14 +124,15 @@ class McpEndpoint:
     async def _serve(
         self, methods: CurrentMethods, message: Request, receive: Receive, exchange: Exchange
     ) -> None:
+        now, ids, responder = methods.now, exchange.correlation, exchange.responder
         try:
             inbound = exchange.revision.validate_request(
-                message, exchange.headers, methods.features, ROUTES
+                message, exchange.headers, now.features, ROUTES
             )
         except ProtocolError as error:
-            self._refused(methods, message, error, exchange)
+            self._refused(now, message, error, exchange)
             raise
-        exchange.name, meta, responder = inbound.name, inbound.meta, exchange.responder
+        exchange.name, meta = inbound.name, inbound.meta
         trace = context_of(meta.raw)
         exchange.trace = trace.get("traceparent")
         notifies = EVENT_STREAM in exchange.accepted and (
@@ -138,22 +140,23 @@ class McpEndpoint:
         )
         with (
             DisconnectWatch(receive, responder, exchange.keep_alive_s(self._keep_alive_s)) as watch,
-            self._span(methods, inbound, trace, exchange) as span,
+            self._tracing.request(inbound, trace, exchange, ids, knows=now.knows) as span,
         ):
             context = RequestContext(
                 inbound=inbound,
                 meta=meta,
                 principal=exchange.caller,
                 notify=responder.notify if notifies else None,
-                deadline=methods.now.deadline(exchange.host.remaining_ms),
+                deadline=now.deadline(exchange.host.remaining_ms),
                 watch=watch,
                 span=span,
-                correlation=exchange.correlation,
+                correlation=ids,
                 address=exchange.address,
             )
-            token = CORRELATION.set(context.correlation)
+            token = CORRELATION.set(ids)
             try:
-                answer = await methods.serve(context)
+                with methods.use:
+                    answer = await now.serve(context)
             except GatewayError as error:
                 span.end("error", _code(error, exchange), str(error))
                 raise
@@ -165,32 +168,27 @@ class McpEndpoint:
             else:
                 exchange.label, exchange.reason = answer.label, answer.reason
                 await responder.result(
-                    message.id, answer.result, as_event=exchange.accepted == {EVENT_STREAM}
+                    message.id, answer.result, as_event=exchange.accepted == _ONLY_STREAMS
                 )
             span.end(exchange.label)
         if watch.disconnected and responder.state is not State.DONE:
             exchange.label = "cancelled"
 
-    def _span(
-        self,
-        methods: CurrentMethods,
-        operation: Operation,
-        trace: Mapping[str, str],
-        exchange: Exchange,
-    ) -> AbstractContextManager[Span]:
-        return self._tracing.request(
-            operation, trace, exchange, exchange.correlation, knows=methods.now.knows
-        )
-
     def _refused(
-        self, methods: CurrentMethods, message: Request, error: ProtocolError, exchange: Exchange
+        self, methods: Methods, message: Request, error: ProtocolError, exchange: Exchange
     ) -> None:
         """Record a request that is not valid in its revision."""
         meta = message.params.get("_meta")
         trace = context_of(meta) if isinstance(meta, dict) else {}
-        operation = Message(message.id, message.method)
-        with self._span(methods, operation, trace, exchange) as span:
+        with self._span(methods, Message(message.id, message.method), trace, exchange) as span:
             span.end("error", _code(error, exchange), str(error))
+
+    def _span(
+        self, methods: Methods, operation: Message, trace: Mapping[str, str], exchange: Exchange
+    ) -> AbstractContextManager[Span]:
+        return self._tracing.request(
+            operation, trace, exchange, exchange.correlation, knows=methods.knows
+        )
 
     async def _stream(self, methods: CurrentMethods, stream: Stream, exchange: Exchange) -> None:
         responder = exchange.responder

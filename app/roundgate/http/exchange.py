@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import copy
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from msgspec import Struct
 from starlette.requests import ClientDisconnect
@@ -135,9 +135,11 @@ class Responder:
             self.state = State.DONE
             raise ClientDisconnect from None
 
-    async def result(self, request_id: RequestId, result: bytes, as_event: bool = False) -> None:
+    def result(
+        self, request_id: RequestId, result: bytes, as_event: bool = False
+    ) -> Coroutine[Any, Any, None]:
         """Send a serialised result, as an event if the client accepts only streams, and finish."""
-        await self.answer(200, jsonrpc.result_response(request_id, result), as_event=as_event)
+        return self.answer(200, jsonrpc.result_response(request_id, result), as_event=as_event)
 
     async def error(
         self, error: GatewayError, request_id: RequestId | None, revision: Revision
@@ -229,10 +231,7 @@ class DisconnectWatch(TaskWatch):
         self._responder = responder
         self.keep_alive_s = keep_alive_s
         self.disconnected = False
-
-    def __enter__(self) -> Self:
-        self._responder.give_up = self.hang_up
-        return super().__enter__()
+        responder.give_up = self.hang_up
 
     def __exit__(
         self,

@@ -333,7 +333,9 @@ class RequestMiddleware:
                         exchange.headers.get(b"authorization"), exchange.host.claims
                     )
                     if (connection := scope.get("state", _NO_STATE).get(STATE)) is not None:
-                        await connection.turn(_caller_of(exchange))
+                        connection.caller = _caller_of(exchange)
+                        if not connection.is_idle:
+                            await connection.wait()
                         ROOM.set(connection)  # uvicorn serves each request in a context of its own
                     await self._app(scope, receive, send)
                 elif await self._is_open_to(scope, exchange):

@@ -302,22 +302,17 @@ class CurrentMethods:
 
     def __init__(self, methods: Methods, use: Use) -> None:
         self.now = methods
-        self._use = use
+        self.use = use
+        """A context that keeps the back ends of these methods open."""
 
     @property
     def features(self) -> frozenset[str]:
         """The features that are served."""
         return self.now.features
 
-    async def serve(self, context: RequestContext) -> Response:
-        """Serve one request; raise as `Methods.serve` does."""
-        methods = self.now
-        with self._use:
-            return await methods.serve(context)
-
     def swap(self, methods: Methods, use: Use) -> None:
         """Serve later requests with other methods."""
-        self.now, self._use = methods, use
+        self.now, self.use = methods, use
 
 
 class Extension(ABC):

@@ -327,7 +327,8 @@ class Rounds:
                     address=caller.address,
                     is_counted=call.state is None,
                 )
-                answer = await methods.serve(context)
+                with methods.use:
+                    answer = await methods.now.serve(context)
         except MissingCapability as error:
             if inbound.method != "tools/call":
                 raise
