@@ -42,8 +42,12 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
+from roundgate.aio import Threads, run_with_room
+from roundgate.auth import Principal
+from roundgate.backends.base import Bound
 from roundgate.backends.python_values import Names, schema_name
-from roundgate.errors import Inside
+from roundgate.backends.schema_values import Document, named_by
+from roundgate.errors import Inside, ToolError
 from roundgate.json import encode, fresh
 from roundgate.protocol import (
     ABSENT,
@@ -62,7 +66,7 @@ from roundgate.protocol import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.replay import Context, SyncContext
+from roundgate.replay import AnyContext, Context, DirectContext, SyncContext, run_of
 
 
 class UnusableReturn(Inside, TypeError):
@@ -157,7 +161,6 @@ class Signature(Struct, frozen=True, dict=True):
             ValueError: an argument is invalid (the message names each, with the reason), or
                 validation would take too many attempts.
         """
-        arguments = dict(arguments)
         if self._readings.may_exceed(MAX_READINGS, arguments):
             raise ValueError(
                 f"validating them takes more than {MAX_READINGS:,} attempts; send less, or nest values less deeply"
@@ -545,3 +548,72 @@ def _derive(annotation: Any) -> tuple[TypeAdapter[Any] | None, dict[str, Any] | 
 
 
 _derive_common: Final = cache(_derive)
+
+
+class Callee(Struct, frozen=True):
+    """A function that is called without blocking the event loop."""
+
+    function: Callable[..., Any]
+    signature: Signature
+    threads: Threads
+    version: str
+    """A digest of the function's code (`versions`)."""
+
+    async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
+        """Call the function with bound `keywords`, and the context if the function takes it; return
+        its value."""
+        run_of(context).declare(self.version)
+        if name := self.signature.takes_context:
+            keywords[name] = context if self.signature.is_async else SyncContext(context)
+        return await self.alone(context.principal, keywords)
+
+    async def alone(self, caller: Principal, keywords: dict[str, Any]) -> Any:
+        """Call the function with all its arguments; return its value."""
+        if self.signature.is_async:
+            return await self.function(**keywords)
+        value = await run_with_room(self.threads, lambda: self.function(**keywords), caller)
+        # a plain function may return the coroutine of an async one
+        return await value if inspect.isawaitable(value) else value
+
+
+class PythonTool(Struct, frozen=True):
+    """The calls of a function as a tool."""
+
+    callee: Callee
+    returns: ToolReturn
+    document: Document | None
+    """The input schema that the decorator declares, if it declares one."""
+    becomes_task_at_once: bool
+    """Whether the function must run in a task and cannot call `continue_as_task` itself."""
+
+    async def direct(self, context: AnyContext, arguments: dict[str, Any]) -> ToolResult:
+        """Call a function that takes no context."""
+        keywords = self._keywords(arguments)
+        return self.returns.result(await self.callee.alone(context.principal, keywords))
+
+    async def call(self, context: Context, arguments: dict[str, Any]) -> ToolResult:
+        """Call the function in the engine."""
+        return await self._run(context, self._keywords(arguments))
+
+    def bind(self, arguments: dict[str, Any]) -> Bound:
+        """Return a call that has bound its arguments; raise ToolError if they are invalid."""
+        keywords = self._keywords(arguments)
+
+        def known() -> PartlyKnown:
+            read, document = self.callee.signature.known(keywords), self.document
+            return read if document is None else named_by(document, arguments, read)
+
+        return Bound(lambda context: self._run(context, keywords), known)
+
+    async def _run(self, context: AnyContext, keywords: dict[str, Any]) -> ToolResult:
+        if isinstance(context, DirectContext):
+            return self.returns.result(await self.callee.alone(context.principal, keywords))
+        if self.becomes_task_at_once:
+            await context.continue_as_task()
+        return self.returns.result(await self.callee(context, keywords))
+
+    def _keywords(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self.callee.signature.bind(arguments)
+        except ValueError as error:
+            raise ToolError(f"Invalid arguments: {error}") from None

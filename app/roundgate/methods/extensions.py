@@ -181,7 +181,7 @@ class ThroughSearch:
             text = f"There is no tool {name[:64]!r}; search_tools finds the names"
             return self._results.tool(ToolResult.error(text))
         arguments = sent.get("arguments", {})
-        named = params.model_copy(update={"name": name, "arguments": arguments})
+        named = params.model_copy(update={"name": name, "sent": arguments})
         # headers mirror arguments by the schema of `call_tool`, not of the named tool
         inbound = replace(context.inbound, headers=None, name=name)
         return await self._tools.call(replace(context, inbound=inbound), named)

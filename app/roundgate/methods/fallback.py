@@ -150,7 +150,7 @@ class FallbackTools:
         context.correlation.tool = params.name
         schema = _ARGUMENTS if own is OwnTool.ANSWER else SCHEMAS[own]
         arguments = self._arguments.of_own_tool(params.name, schema, params.arguments)
-        params = params.model_copy(update={"arguments": arguments})
+        params = params.model_copy(update={"sent": arguments})
         try:
             if own is not OwnTool.ANSWER:
                 return await self._task_tools.serve(own, params, context, deadline)

@@ -82,11 +82,12 @@ class ToolMethods:
             return self._unserved(away)
         context.correlation.tool = served.name
         self._access.check(served.name, context.principal)
-        arguments, is_valid = self._arguments.of_tool(served, params.arguments)
+        sent = params.arguments
+        arguments, is_valid = self._arguments.of_tool(served, sent)
         if inbound.headers is not None:
             for mirrored in served.mirrored:
-                mirrored.check(params.arguments, inbound.headers)
-                if arguments is not params.arguments:  # what a proxy read is what the tool gets
+                mirrored.check(sent, inbound.headers)
+                if arguments is not sent:  # what a proxy read is what the tool gets
                     mirrored.check(arguments, inbound.headers)
         if served.requires:
             inbound.meta.capabilities.require(served.requires, f"tool {served.name}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from roundgate.errors import InvalidParams
@@ -48,10 +48,13 @@ class CallToolParams(InputParams):
     """The params of tools/call."""
 
     name: str
-    arguments: Annotated[
-        dict[str, Any], BeforeValidator(lambda sent: {} if sent is None else sent)
-    ] = {}
-    """The arguments; null, which some clients send, means none."""
+    sent: dict[str, Any] | None = Field(default=None, alias="arguments")
+    """The arguments as the client sends them; some clients send null for none."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments."""
+        return {} if self.sent is None else self.sent
 
 
 class GetPromptParams(InputParams):

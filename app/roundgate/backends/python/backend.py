@@ -13,22 +13,19 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final, Literal
 
-from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 import roundgate
 from roundgate import declare
-from roundgate.aio import Threads, run_with_room
+from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.backends.base import (
-    Bound,
     Complete,
     DirectCall,
     Offering,
     Prompt,
     Resource,
-    Returned,
     Shared,
     Tool,
 )
@@ -37,9 +34,10 @@ from roundgate.backends.python import modules
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.python.pages import Pages, UnusablePage
 from roundgate.backends.python.versions import Versions
-from roundgate.backends.schema_values import Document, named_by
+from roundgate.backends.schema_values import Document
 from roundgate.backends.signature import (
-    Signature,
+    Callee,
+    PythonTool,
     ToolReturn,
     completion,
     describe,
@@ -51,18 +49,16 @@ from roundgate.declare import (
     Declaration,
     read_declarations,
 )
-from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
+from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.observability import innermost
 from roundgate.protocol import (
     Completion,
-    PartlyKnown,
     PromptMessage,
     ResourceContents,
-    ToolResult,
     UriTemplate,
     without_none,
 )
-from roundgate.replay import AnyContext, Context, DirectContext, SyncContext, run_of
+from roundgate.replay import Context
 from roundgate.settings import Origin
 
 
@@ -231,32 +227,6 @@ def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declar
                 yield value, declaration
 
 
-class Callee(Struct, frozen=True):
-    """A function that is called without blocking the event loop."""
-
-    function: Callable[..., Any]
-    signature: Signature
-    threads: Threads
-    version: str
-    """A digest of the function's code (`versions`)."""
-
-    async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
-        """Call the function with bound `keywords`, and the context if the function takes it; return
-        its value."""
-        run_of(context).declare(self.version)
-        if name := self.signature.takes_context:
-            keywords[name] = context if self.signature.is_async else SyncContext(context)
-        return await self.alone(context.principal, keywords)
-
-    async def alone(self, caller: Principal, keywords: dict[str, Any]) -> Any:
-        """Call the function with all its arguments; return its value."""
-        if self.signature.is_async:
-            return await self.function(**keywords)
-        value = await run_with_room(self.threads, lambda: self.function(**keywords), caller)
-        # a plain function may return the coroutine of an async one
-        return await value if inspect.isawaitable(value) else value
-
-
 def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     signature = callee.signature
     schema, output_schema = options.get("input_schema"), options.get("output_schema")
@@ -284,38 +254,11 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     becomes_task_at_once = signature.takes_context is None and not is_direct
     document = None if schema is None else Document(definition["inputSchema"])
 
-    def bound(arguments: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return signature.bind(arguments)
-        except ValueError as error:
-            raise ToolError(f"Invalid arguments: {error}") from None
-
-    def bind(arguments: dict[str, Any]) -> Bound:
-        keywords = bound(arguments)
-
-        async def run(context: AnyContext) -> ToolResult:
-            if isinstance(context, DirectContext):
-                return returns.result(await callee.alone(context.principal, keywords))
-            if becomes_task_at_once:
-                await context.continue_as_task()
-            return returns.result(await callee(context, keywords))
-
-        def known() -> PartlyKnown:
-            read = signature.known(keywords)
-            return read if document is None else named_by(document, arguments, read)
-
-        return Bound(run, known)
-
-    async def call(context: Context, arguments: dict[str, Any]) -> Returned:
-        return await bind(arguments).call(context)
-
-    async def direct(context: AnyContext, arguments: dict[str, Any]) -> Returned:
-        return returns.result(await callee.alone(context.principal, bound(arguments)))
-
+    calls = PythonTool(callee, returns, document, becomes_task_at_once)
     return Tool(
         definition,
-        DirectCall(direct) if is_direct else call,
-        bind=bind,
+        DirectCall(calls.direct) if is_direct else calls.call,
+        bind=calls.bind,
         unreadable=lambda: signature.names.unreadable,
         requires=options.get("requires") or {},
         scopes=frozenset(options.get("scopes", ())),

@@ -93,7 +93,7 @@ def decode_value(header: str, value: str) -> str:
     Raises:
         HeaderMismatch: the value is neither visible ASCII nor well-formed base64 in the sentinel.
     """
-    sentinel = _SENTINEL.fullmatch(value)
+    sentinel = _SENTINEL.fullmatch(value) if value.startswith("=?") else None
     if sentinel is None:
         if _PLAIN.fullmatch(value) is None:
             raise HeaderMismatch(
