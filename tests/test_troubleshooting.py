@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from roundgate import errors
-from roundgate.protocol.v2026_07_28.results import TABLE
+from roundgate.protocol.v2026_07_28 import TABLE
 from tests.support.documents import ROOT
 from tests.support.said import parents, told
 

@@ -11,7 +11,7 @@ from mcp_types import _v2026_07_28 as official
 from pydantic import BaseModel
 
 from roundgate import client
-from roundgate.protocol.v2026_07_28.requests import encode_value
+from roundgate.protocol.v2026_07_28 import encode_value
 
 VERSION = "2026-07-28"
 PREFIX = "io.modelcontextprotocol/"

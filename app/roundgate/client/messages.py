@@ -29,7 +29,7 @@ from roundgate.client.transport import (
 from roundgate.client.types import Json, Tool, is_modern
 from roundgate.errors import BadAnswer, HttpRefused, Inside, ParseError
 from roundgate.protocol import without_none
-from roundgate.protocol.v2026_07_28.requests import encode_value
+from roundgate.protocol.v2026_07_28 import encode_value
 
 META: Final = "io.modelcontextprotocol/"
 """The prefix of the protocol's own members of `_meta`."""

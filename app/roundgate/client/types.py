@@ -13,7 +13,7 @@ from roundgate.errors import BadAnswer
 from roundgate.json import encode
 
 if TYPE_CHECKING:
-    from roundgate.protocol.v2026_07_28.requests import ParamHeader
+    from roundgate.protocol.v2026_07_28 import ParamHeader
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -176,7 +176,7 @@ class Tool:
 def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
     if b'"x-mcp-header"' not in encode(schema):  # most schemas have none
         return ()
-    from roundgate.protocol.v2026_07_28.requests import mirrored_arguments
+    from roundgate.protocol.v2026_07_28 import mirrored_arguments
 
     return mirrored_arguments(schema)
 

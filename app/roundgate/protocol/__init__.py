@@ -1,5 +1,5 @@
 """The protocol as values: requests and errors, read from bytes and headers. Each revision has a
-package for its own part.
+module for its own part.
 
 No I/O, no clock, no logging, no FastAPI: everything here is a pure function or a frozen value.
 """

@@ -1,6 +1,6 @@
 """The port of a revision of MCP, which reads requests and writes results and errors.
 
-A revision is a package beside this module that exports these functions; `protocol.revisions` is
+A revision is a module beside this one with these functions; `protocol.revisions` is
 their table. The code between reading and writing (methods, tools, the engine, tasks) does not
 depend on the revision.
 """
@@ -127,7 +127,7 @@ class MirroredArgument(Protocol):
 
 
 class Revision(Protocol):
-    """One revision of the protocol, implemented by the functions of its package."""
+    """One revision of the protocol, implemented by the functions of its module."""
 
     def validate_request(
         self,

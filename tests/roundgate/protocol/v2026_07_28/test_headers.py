@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from mcp.shared import inbound as official
 
 from roundgate.errors import HeaderMismatch
+from roundgate.protocol import v2026_07_28
 from roundgate.protocol.inbound import Headers
-from roundgate.protocol.v2026_07_28 import requests
-from roundgate.protocol.v2026_07_28.requests import decode_value, encode_value
+from roundgate.protocol.v2026_07_28 import decode_value, encode_value
 from tests.support import json_values
 
 HEADER = "Mcp-Name"
@@ -131,7 +131,7 @@ def test_bytes_in_base64_are_their_text_or_a_mismatch(data: bytes) -> None:
 
 
 def read(raw: list[tuple[bytes, bytes]], name: bytes) -> str | None:
-    return requests.read_header(Headers.of(raw), name)
+    return v2026_07_28.read_header(Headers.of(raw), name)
 
 
 def test_a_header_that_is_not_sent_is_none() -> None:
@@ -157,7 +157,7 @@ def test_an_empty_value_is_there_and_empty() -> None:
 @pytest.mark.parametrize("second", [b"other", b"same"])
 def test_a_mirroring_header_that_comes_twice_is_noticed(name: bytes, second: bytes) -> None:
     raw = [(b"accept", b"*/*"), (name, b"same"), (b"accept", b"*/*"), (name, second)]
-    assert requests.repeated_header(Headers.of(raw)) == name.decode()
+    assert v2026_07_28.repeated_header(Headers.of(raw)) == name.decode()
 
 
 def test_other_headers_may_come_twice() -> None:
@@ -168,7 +168,7 @@ def test_other_headers_may_come_twice() -> None:
         (b"mcp-session-id", b"b"),
         (b"mcp-name", b"x"),
     ]
-    assert requests.repeated_header(Headers.of(raw)) is None
+    assert v2026_07_28.repeated_header(Headers.of(raw)) is None
 
 
 @given(
@@ -181,7 +181,7 @@ def test_other_headers_may_come_twice() -> None:
 )
 def test_any_headers_can_be_read(raw: list[tuple[bytes, bytes]]) -> None:
     names = [name for name, _ in raw if name == b"mcp-name" or name.startswith(b"mcp-param-")]
-    assert (requests.repeated_header(Headers.of(raw)) is None) == (len(names) == len(set(names)))
+    assert (v2026_07_28.repeated_header(Headers.of(raw)) is None) == (len(names) == len(set(names)))
     for name, _ in raw:
         assert read(raw, name) is not None
 

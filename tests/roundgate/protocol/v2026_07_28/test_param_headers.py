@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from mcp.shared import inbound as official
 
 from roundgate.errors import HeaderMismatch
+from roundgate.protocol import v2026_07_28
 from roundgate.protocol.inbound import Headers
-from roundgate.protocol.v2026_07_28 import requests
-from roundgate.protocol.v2026_07_28.requests import ParamHeader, encode_value
+from roundgate.protocol.v2026_07_28 import ParamHeader, encode_value
 from tests.support import json_values
 
 REGION = {"type": "string", "x-mcp-header": "Region"}
 
 
 def declared(**properties: Any) -> tuple[ParamHeader, ...]:
-    return requests.mirrored_arguments({"type": "object", "properties": properties})
+    return v2026_07_28.mirrored_arguments({"type": "object", "properties": properties})
 
 
 # --- declarations ---
@@ -28,7 +28,7 @@ def declared(**properties: Any) -> tuple[ParamHeader, ...]:
 
 def test_a_schema_without_annotations_declares_nothing() -> None:
     assert declared(region={"type": "string"}) == ()
-    assert requests.mirrored_arguments({}) == ()
+    assert v2026_07_28.mirrored_arguments({}) == ()
 
 
 @pytest.mark.parametrize("kind", ["string", "integer", "boolean"])
@@ -76,7 +76,7 @@ def test_a_property_may_lie_under_any_number_of_properties() -> None:
 def test_anywhere_else_an_annotation_makes_the_schema_invalid(schema: dict[str, Any]) -> None:
     for whole in (schema, {"properties": {"a": schema}} if schema is not REGION else schema):
         with pytest.raises(ValueError, match="reached through `properties` alone"):
-            requests.mirrored_arguments(whole)
+            v2026_07_28.mirrored_arguments(whole)
 
 
 @pytest.mark.parametrize("keyword", ["items", "not", "allOf", "$defs"])
@@ -162,7 +162,7 @@ SCHEMAS = st.dictionaries(KEYWORDS, json_values.values(SCHEMA_SCALARS, KEYWORDS)
 @given(SCHEMAS)
 def test_any_object_declares_headers_or_is_told_why_not(schema: dict[str, Any]) -> None:
     try:
-        found = requests.mirrored_arguments(schema)
+        found = v2026_07_28.mirrored_arguments(schema)
     except ValueError:
         return
     assert len({header.key for header in found}) == len(found)
@@ -192,7 +192,7 @@ POSITIONS = st.recursive(
 def test_the_official_client_keeps_exactly_the_tools_that_we_serve(schema: dict[str, Any]) -> None:
     complaint = official.find_invalid_x_mcp_header(schema)
     try:
-        found = requests.mirrored_arguments(schema)
+        found = v2026_07_28.mirrored_arguments(schema)
     except ValueError:
         assert complaint is not None
     else:
@@ -346,7 +346,7 @@ def test_what_the_official_client_sends_is_accepted_and_nothing_less(
 ) -> None:
     mirrored = official.mcp_param_headers(official.x_mcp_header_map(SCHEMA), arguments)
     received = {name.removeprefix("Mcp-Param-").lower(): value for name, value in mirrored.items()}
-    for header in requests.mirrored_arguments(SCHEMA):
+    for header in v2026_07_28.mirrored_arguments(SCHEMA):
         header.check(arguments, sent(received))
         if header.key in received:
             with pytest.raises(HeaderMismatch):

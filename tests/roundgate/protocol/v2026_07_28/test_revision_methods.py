@@ -8,7 +8,7 @@ from mcp_types.methods import CLIENT_REQUESTS
 
 from roundgate.methods.extensions import ROUTES
 from roundgate.protocol.inbound import SUPPORTED_VERSIONS
-from roundgate.protocol.v2026_07_28.requests import METHODS, PROTOCOL_VERSION, SUCCESSORS, not_found
+from roundgate.protocol.v2026_07_28 import METHODS, PROTOCOL_VERSION, SUCCESSORS, not_found
 
 THIS_REVISION = {method for method, version in CLIENT_REQUESTS if version == PROTOCOL_VERSION}
 TASKS = {"tasks/get", "tasks/update", "tasks/cancel"}

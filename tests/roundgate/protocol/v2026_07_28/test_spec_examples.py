@@ -31,8 +31,7 @@ from roundgate.protocol.content import (
 )
 from roundgate.protocol.inbound import ClientCapabilities, Headers
 from roundgate.protocol.jsonrpc import Request
-from roundgate.protocol.v2026_07_28 import validate_request
-from roundgate.protocol.v2026_07_28.results import TABLE
+from roundgate.protocol.v2026_07_28 import TABLE, validate_request
 from tests.support import wire
 
 EXAMPLES: dict[str, dict[str, Any]] = json.loads(

@@ -22,11 +22,15 @@ from roundgate.errors import (
     UnsupportedVersion,
 )
 from roundgate.methods.extensions import ROUTES
-from roundgate.protocol import jsonrpc
+from roundgate.protocol import jsonrpc, v2026_07_28
 from roundgate.protocol.inbound import LOG_LEVELS, SUPPORTED_VERSIONS, Headers, Inbound
 from roundgate.protocol.jsonrpc import Notification
-from roundgate.protocol.v2026_07_28 import METHODS, results, validate_request
-from roundgate.protocol.v2026_07_28.requests import CLIENT_INFO_KEY, LOG_LEVEL_KEY
+from roundgate.protocol.v2026_07_28 import (
+    CLIENT_INFO_KEY,
+    LOG_LEVEL_KEY,
+    METHODS,
+    validate_request,
+)
 from tests.support import json_values, wire
 from tests.support.long import examples
 
@@ -470,7 +474,7 @@ def test_whatever_comes_is_let_in_or_answered_with_one_allowed_error(
         request_id = message.id
         passed = validate_request(message, Headers.of(raw), FEATURES, ROUTES)
     except ProtocolError as error:
-        status, answer = results.render(error, request_id)
+        status, answer = v2026_07_28.render(error, request_id)
         response = official.JSONRPCErrorResponse.model_validate_json(answer)
         assert (status, response.error.code in wire.ALLOWED_CODES) in [(400, True), (404, True)]
         return

@@ -67,7 +67,7 @@ from roundgate.errors import (
     UnsupportedVersion,
     UsageError,
 )
-from roundgate.protocol.v2026_07_28.results import TABLE, look_up, render
+from roundgate.protocol.v2026_07_28 import TABLE, look_up, render
 from tests.support import wire
 
 ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [

@@ -1,5 +1,7 @@
-"""The validation of a request: (message, headers) → `Inbound`, or the error of the first failed
-check.
+"""Revision 2026-07-28: the validation of its requests and headers, its results, and its errors. The
+functions implement the port `protocol.revision.Revision`.
+
+A request and its headers become an `Inbound`, or the error of the first failed check.
 
 The order decides which error a request with several mistakes gets, as clients and the conformance
 suite expect:
@@ -18,6 +20,12 @@ Checks 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool;
 The headers that mirror the body (streamable-http, "Request Metadata") are encoded for HTTP (the
 base64 sentinel) and decoded before they are compared. A server capability decides whether a method
 is served, so `server/discover` advertises exactly the served methods.
+
+Each result has `resultType` and `serverInfo`, and a cacheable result its caching time and scope
+(basic/index, "Results"; server/utilities/caching):
+
+    {"resultType": "complete", …, "ttlMs": 60000, "cacheScope": "public",
+    "_meta": {".../serverInfo": {…}}}
 """
 
 from __future__ import annotations
@@ -31,7 +39,23 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from roundgate.errors import HeaderMismatch, InvalidParams, MethodNotFound, UnsupportedVersion
+from roundgate.errors import (
+    GatewayError,
+    HeaderMismatch,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    MethodNotFound,
+    MissingCapability,
+    ParseError,
+    ProtocolError,
+    QuotaExceeded,
+    RateExceeded,
+    TransportError,
+    Unavailable,
+    UnsupportedVersion,
+)
+from roundgate.json import encode
 from roundgate.protocol.inbound import (
     CAPABILITIES_KEY,
     LOG_LEVELS,
@@ -42,7 +66,7 @@ from roundgate.protocol.inbound import (
     Meta,
 )
 from roundgate.protocol.jsonrpc import MAX_ID, Request
-from roundgate.protocol.revision import Route
+from roundgate.protocol.revision import CacheHint, ErrorTable, Route, WireError
 
 VERSION_HEADER: Final = "MCP-Protocol-Version"
 METHOD_HEADER: Final = "Mcp-Method"
@@ -414,3 +438,86 @@ def _mirrored(params: dict[str, Any], route: Route, received: Headers) -> str:
             f"Header mismatch: {NAME_HEADER} does not match params.{route.named_by}"
         )
     return name
+
+
+SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
+
+
+class Results:
+    """The format of one server's results. `server_info` is the schema's `Implementation`."""
+
+    def __init__(self, server_info: Mapping[str, Any]) -> None:
+        self._meta = {SERVER_INFO: dict(server_info)}
+
+    def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
+        """Return a result as JSON. It is complete unless it has a `resultType` of its own.
+
+        Raises:
+            TypeError, ValueError, RecursionError: a part of it is not JSON.
+        """
+        written = {"resultType": "complete", **result}
+        if cache is not None:
+            written |= {"ttlMs": cache.ttl_ms, "cacheScope": cache.scope}
+        meta = written.get("_meta")
+        written["_meta"] = self._meta if meta is None else {**meta, **self._meta}
+        return encode(written)
+
+    def rest(self, cache: CacheHint | None = None) -> bytes:
+        """Return the end of a result whose members are serialised already: a comma, and all up to
+        the last brace."""
+        return b"," + self.write({}, cache)[1:]
+
+    def entries(self, member: str, entries: bytes) -> bytes:
+        """Return the entries of a list unchanged, because the catalog has them in the form of this
+        revision."""
+        return entries
+
+    def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
+        """Return the schema's `InputRequiredResult`: the questions by key, if any, and the state
+        of the call."""
+        members = {"inputRequests": dict(requests)} if requests else {}
+        return self.write(
+            {"resultType": "input_required", **members, "requestState": request_state}
+        )
+
+
+def result_format(server_info: Mapping[str, Any]) -> Results:
+    """Return the format of a server's results. `server_info` is the schema's `Implementation`."""
+    return Results(server_info)
+
+
+def kept_result(result: Mapping[str, Any]) -> bytes:
+    """Return the `result` of a completed task as JSON, without the server's `_meta`.
+
+    Raises:
+        TypeError, ValueError, RecursionError: a part of it is not JSON.
+    """
+    return encode({"resultType": "complete", **result})
+
+
+TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
+    {
+        ParseError: WireError(-32700, 400),
+        InvalidRequest: WireError(-32600, 400),
+        MethodNotFound: WireError(-32601, 404),
+        InvalidParams: WireError(-32602, 400),
+        HeaderMismatch: WireError(-32020, 400),
+        MissingCapability: WireError(-32021, 400),
+        UnsupportedVersion: WireError(-32022, 400),
+        TransportError: WireError(-32600, 400),
+        QuotaExceeded: WireError(-32600, 429),
+        RateExceeded: WireError(-32600, 429),
+        Unavailable: WireError(-32600, 503),
+        InternalError: WireError(-32603, 200),
+        ProtocolError: WireError(
+            -32600, 400
+        ),  # Roundgate's own errors have a row above; a handler may define others
+    }
+)
+"""The codes of basic/index, "Error Codes", and the statuses of streamable-http: 404 for an
+unknown method, 400 for every other error in a request. -32603 travels with 200: no revision
+gives it a status, the official client reads the error from the body, and a 5xx would invite
+proxies to retry."""
+
+ERRORS: Final = ErrorTable(TABLE)
+look_up, render, kept_error = ERRORS.look_up, ERRORS.render, ERRORS.kept
