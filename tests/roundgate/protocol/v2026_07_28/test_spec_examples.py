@@ -96,7 +96,7 @@ def test_the_specification_has_an_example_for_every_method() -> None:
 @pytest.mark.parametrize(("kind", "model"), PARAMS)
 def test_what_params_say_is_what_is_read(kind: str, model: type[params.Params]) -> None:
     for sent in EXAMPLES[kind].values():
-        read = params.validate(model, sent).model_dump(exclude_unset=True)
+        read = params.validate(model, sent).model_dump(exclude_unset=True, by_alias=True)
         assert read == {name: value for name, value in sent.items() if name != "_meta"}
 
 
