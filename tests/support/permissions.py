@@ -156,7 +156,7 @@ def named_in(path: str) -> set[Permission]:
 
 def users_of_stores() -> set[str]:
     """The modules of app/ that call a method of a store."""
-    modules = (str(path.relative_to(ROOT)) for path in (ROOT / "app/roundgate").rglob("*.py"))
+    modules = (str(path.relative_to(ROOT)) for path in (ROOT / "app").rglob("*.py"))
     return {
         module
         for module in modules

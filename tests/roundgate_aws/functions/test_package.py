@@ -156,7 +156,7 @@ def test_nothing_is_in_it_but_the_app_the_locked_packages_and_the_configuration(
 ) -> None:
     made, (function,) = zips[name], [one for one in package.FUNCTIONS if one.name == name]
     assert made.packages == locked() - function.does_without - {"pyyaml"}
-    own = {"roundgate", "gateway.json", "tools.py"}
+    own = {"roundgate", "roundgate_aws", "gateway.json", "tools.py"}
     theirs = {entry for entry in made.top - own if not entry.endswith(".dist-info")}
     installed = {top for wheel in wheels(made) for top in wheel_tops(wheel)}
     assert own <= made.top
