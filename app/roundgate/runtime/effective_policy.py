@@ -6,77 +6,66 @@ decorators and OpenAPI documents alike. `losses` lists the protection that a new
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 
-from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
+from roundgate.backends import BackendConfig, Catalog, ServedTool, ToolOverride
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.backends.shaping import HINTS
 from roundgate.config import ConfigFile
 from roundgate.settings import KINDS, CallLimits, CallMatch, Kind, RateConfig, RuleConfig
 
-if TYPE_CHECKING:  # few configurations have MCP servers
-    from roundgate.backends.mcp.config import PartConfig
-
-_APPROVE: Final = ("never", "destructive", "always")
-"""The values of a back end's `approve`, from weakest to strongest."""
-_CHANGES: Final = ("take", "announce", "quarantine")
-"""The values of an MCP server's `changes`, from weakest to strongest."""
+_LEVELS: Final = (
+    ("never", "destructive", "always"),  # `approve` of a back end
+    ("take", "announce", "quarantine"),  # `changes` of an MCP server
+)
+"""The values of settings that are words, each from weakest to strongest."""
 _PARTS: Final = ("prompts", "resources")
 _Effects: TypeAlias = tuple[CallMatch | None, CallMatch | None]
 """The `allow` and the `deny` of a rule."""
+_Key: TypeAlias = tuple[str, str, str]
+"""A view ("" is the endpoint of all tools), a back end, and a name or URI in that back end."""
 _NO_OVERRIDE: Final = ToolOverride.model_construct(_fields_set=set())
 
 
-class ToolPolicy(Struct, frozen=True):
-    """The protection of one tool at one endpoint."""
+class Protection(Struct, frozen=True):
+    """The protection of one tool, item or back end, or of all calls."""
 
-    name: str
-    asks_first: bool
-    once: bool
-    scopes: frozenset[str]
-    hints: Mapping[str, bool]
-    """The hints on the wire, with the protocol's defaults."""
-    withheld: Mapping[str, Any]
-    """The arguments that the model cannot set, with their fixed value or default, or `None`."""
-    is_projected: bool
-    """Whether results contain only selected members (`fields` or `result`)."""
-    bounds: Mapping[str, float]
-    """The limits of the tool: `timeout_s` and `max_result`."""
+    place: str
+    """The subject of the sentences about its losses: `tool drop`."""
+    needs: tuple[str, ...] = ()
+    """Its protections, each as the sentence about its loss: `no longer asks for an approval`."""
+    admits: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The only values that are admitted, by the beginning of the sentence about a further one; a
+    restriction that there is not is absent."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of which lower ones are stronger, and words of `_LEVELS`."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """The values of arguments that the model cannot set."""
+    name: str = ""
+    """The full name of a tool, or name or URI of an item."""
     rules: Sequence[RuleConfig] = ()
     """The rules of `policy` for its calls, in order."""
 
-
-class ItemPolicy(Struct, frozen=True):
-    """The protection of one prompt, resource or template at one endpoint."""
-
-    name: str
-    """Its kind, and its name or URI: `prompt greet`."""
-    scopes: frozenset[str]
-    rules: Sequence[RuleConfig]
-    """The rules of `policy` for it, in order."""
-
-
-class BackendPolicy(Struct, frozen=True):
-    """The protection of all tools of one back end, including future tools."""
-
-    approve: str
-    selection: Sequence[str]
-    """The back end's `include` and `exclude`, as text."""
-    trusted: frozenset[str] = frozenset()
-    """The origins that receive the back end's credentials."""
-    bounds: Mapping[str, float] = field(default_factory=dict)
-    changes: str = "take"
-    """The treatment of definitions of an MCP server that differ from its lock file."""
-    dynamic_pages: frozenset[str] = frozenset()
-    """The pages of an MCP server that are not compared with its lock file."""
-    parts: Mapping[str, PartConfig] = field(default_factory=dict)
-    """The selection and scopes of an MCP server's prompts and resources."""
+    def losses(self, after: Protection) -> Iterator[str]:
+        """Yield each protection that `after` lacks, as a sentence about `after`."""
+        for sentence in self.needs:
+            if sentence not in after.needs:
+                yield f"{after.place} {sentence}"
+        for sentence, values in self.admits.items():
+            for value in sorted(after.admits.get(sentence, frozenset()) - values):
+                yield f"{after.place} {sentence} {value}"
+        for argument in sorted(self.fixed.keys() & after.fixed.keys()):
+            if self.fixed[argument] != after.fixed[argument]:
+                yield f"{after.place} has another fixed value of the argument {argument}"
+        for name, was in self.settings.items():
+            if _is_weaker(was, now := after.settings.get(name)):
+                shown = "not set" if now is None else _shown(now)
+                yield f"{after.place} {name} is {shown}; it was {_shown(was)}"
 
 
 class EffectivePolicy(Struct, frozen=True):
@@ -84,47 +73,41 @@ class EffectivePolicy(Struct, frozen=True):
 
     auth: Mapping[str, Any]
     """The `auth` section; empty if calls need no token."""
-    bounds: Mapping[str, float]
-    """The numeric settings of the `limits` section."""
-    backends: Mapping[str, BackendPolicy]
-    selections: Mapping[str, Sequence[str]]
-    """The `include` and `exclude` of each view, as text."""
-    tools: Mapping[tuple[str, str, str], ToolPolicy]
-    """The tools by view ("" is the endpoint of all tools), back end, and name in that back end."""
-    missing: frozenset[str] = frozenset()
-    """The back ends that could not be served; their tools are unknown."""
-    rate: RateConfig = field(default_factory=RateConfig.model_construct)
+    limits: Protection
+    rate: RateConfig
     """The limits on the calls of a caller."""
-    items: Mapping[tuple[str, str, str], ItemPolicy] = field(default_factory=dict)
-    """The prompts, resources and templates by view, back end, and name or URI in that back end."""
-    rules: Sequence[RuleConfig] | None = None
+    rules: Sequence[RuleConfig] | None
     """The section `policy`; `None` without it."""
+    backends: Mapping[str, Protection]
+    """The protection of all tools of each back end, including future tools."""
+    tools: Mapping[_Key, Protection]
+    items: Mapping[_Key, Protection]
+    """The prompts, resources and templates; names begin with their kind: `prompt greet`."""
+    selected: frozenset[tuple[str, str]]
+    """The views and back ends whose tools are selected by `include` or `exclude`."""
+    missing: frozenset[str]
+    """The back ends that could not be served; their tools are unknown."""
 
 
 def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
     """Return the effective policy of a configuration and its catalog."""
     config = file.config
+    selecting = {view.name for view in config.views if view.include or view.exclude}
     return EffectivePolicy(
         auth={} if config.auth == "none" else config.auth.model_dump(),
-        bounds=_numbers(config.limits.model_dump()),
-        backends={
-            backend.name: BackendPolicy(
-                backend.approve,
-                _selection(backend.include, backend.exclude),
-                _trusted(backend),
-                _backend_bounds(backend),
-                getattr(backend, "changes", "take") if backend.kind == "mcp" else "take",
-                frozenset(getattr(backend, "dynamic_pages", ())),
-                {part: getattr(backend, part) for part in _PARTS} if backend.kind == "mcp" else {},
-            )
-            for backend in file.backends
-        },
-        selections={view.name: _selection(view.include, view.exclude) for view in config.views},
-        tools=dict(_tools(file, catalog)),
-        missing=frozenset(catalog.missing),
+        limits=Protection("limits:", settings=_numbers(config.limits.model_dump())),
         rate=config.rate,
         rules=config.policy,
+        backends={backend.name: _of_backend(backend) for backend in file.backends},
+        tools=dict(_tools(file, catalog)),
         items=dict(_items(file, catalog)),
+        selected=frozenset(
+            (view, backend.name)
+            for view in ("", *catalog.views)
+            for backend in file.backends
+            if backend.include or backend.exclude or view in selecting
+        ),
+        missing=frozenset(catalog.missing),
     )
 
 
@@ -137,7 +120,7 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     protection.
     """
     all_losses = [f"auth: {loss}" for loss in _auth_losses(before.auth, after.auth)]
-    all_losses += _loosened("limits", before.bounds, after.bounds)
+    all_losses += before.limits.losses(after.limits)
     all_losses += _rate_losses(before.rate, after.rate)
     all_losses += _rule_losses(before.rules, after.rules)
     renamed = _renamed(before, after)
@@ -149,45 +132,42 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     )
     for name, backend in after.backends.items():
         if (was := before.backends.get(renamed.get(name, name))) is not None:
-            all_losses += _backend_losses(f"back end {name}", was, backend)
+            all_losses += was.losses(backend)
     named = {(view, tool.name): tool for (view, *_), tool in before.tools.items()}
     kept = _kept_rules(before.rules, after.rules)
     for (view, name, own_name), tool in after.tools.items():
-        place, earlier = _place(view, tool.name), renamed.get(name, name)
-        earlier_tool = before.tools.get((view, earlier, own_name)) or named.get((view, tool.name))
-        if earlier_tool is not None:
-            all_losses += (f"{place} {loss}" for loss in _tool_losses(earlier_tool, tool))
-            all_losses += (f"{place} {loss}" for loss in _losses_by_name(earlier_tool, tool, kept))
-        elif _is_selected(view, earlier, before):
+        earlier = renamed.get(name, name)
+        was = before.tools.get((view, earlier, own_name)) or named.get((view, tool.name))
+        if was is not None:
+            all_losses += was.losses(tool)
+            all_losses += _losses_by_name(was, tool, kept)
+        elif (view, earlier) in before.selected and earlier not in before.missing:
             all_losses.append(
-                f"{place} is served; include or exclude left it out before, or it is new"
+                f"{tool.place} is served; include or exclude left it out before, or it is new"
             )
     for (view, name, own_name), item in after.items.items():
-        earlier_item = before.items.get((view, renamed.get(name, name), own_name))
-        if earlier_item is not None:
-            place = f"{item.name} of view {view}" if view else item.name
-            all_losses += (f"{place} {loss}" for loss in _item_losses(earlier_item, item, kept))
+        was = before.items.get((view, renamed.get(name, name), own_name))
+        if was is not None:
+            all_losses += was.losses(item)
+            all_losses += _losses_by_name(was, item, kept) if was.name != item.name else ()
     return all_losses
 
 
 def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
     """Return whether a back end has approvals, scopes, withheld arguments, a selection or a lock
     file."""
-    policy_of_backend = policy.backends[backend]
-    return (
-        policy_of_backend.approve != "never"
-        or bool(policy_of_backend.selection)
-        or policy_of_backend.changes != "take"
-        or any(
-            part.scopes or part.exclude or "*" not in part.include
-            for part in policy_of_backend.parts.values()
-        )
-        or any(
-            tool.asks_first or tool.scopes or tool.withheld
-            for (_, name, _), tool in policy.tools.items()
-            if name == backend
-        )
+    of_backend = policy.backends[backend]
+    words = [of_backend.settings[name] for name in ("approve", "changes")]
+    is_strict = words != [level[0] for level in _LEVELS] or bool(of_backend.needs)
+    has_strict_tool = any(
+        tool.fixed or any(need.startswith("no longer") for need in tool.needs)
+        for (_, name, _), tool in policy.tools.items()
+        if name == backend
     )
+    is_selected = ("", backend) in policy.selected or any(
+        sentence.endswith("include") for sentence in of_backend.admits
+    )
+    return is_strict or has_strict_tool or is_selected
 
 
 def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
@@ -205,24 +185,24 @@ def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
     }
 
 
-def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str, str], ToolPolicy]]:
+def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[_Key, Protection]]:
     backends = {backend.name: backend for backend in file.backends}
-    for name, served in catalog.tools.items():
-        if served.backend in backends:
-            own_name, override = override_of(backends[served.backend], name)
-            yield ("", served.backend, own_name), _tool_policy(name, served, override)
-    for view in file.config.views:
-        called = {backend.name or name: name for name, backend in view.override.items()}
-        for name, served in catalog.views[view.name].tools.items():
-            if served.backend in backends:
-                whole = called.get(name, name)
-                own_name, override = override_of(backends[served.backend], whole)
-                of_view = view.override.get(whole, _NO_OVERRIDE)
-                policy = _tool_policy(name, served, override, of_view)
-                yield (view.name, served.backend, own_name), policy
+    for view in (None, *file.config.views):
+        served_tools = catalog.tools if view is None else catalog.views[view.name].tools
+        overrides = {} if view is None else view.override
+        called = {override.name or name: name for name, override in overrides.items()}
+        for name, served in served_tools.items():
+            if served.backend not in backends:
+                continue
+            whole = called.get(name, name)
+            own_name, override = override_of(backends[served.backend], whole)
+            of_view = overrides.get(whole, _NO_OVERRIDE)
+            in_view = "" if view is None else view.name
+            key = (in_view, served.backend, own_name)
+            yield key, _of_tool(_place(f"tool {name}", in_view), name, served, override, of_view)
 
 
-def _items(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str, str], ItemPolicy]]:
+def _items(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[_Key, Protection]]:
     prefixes = {backend.name: backend.effective_prefix for backend in file.backends}
     for view in ("", *catalog.views):
         served = catalog.of_view(view)
@@ -236,7 +216,12 @@ def _items(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str,
             rules = () if of_item is None else of_item.rules_of(kind, name, backend)
             yield (
                 (view, backend, f"{kind} {own_name}"),
-                ItemPolicy(f"{kind} {name}", item.scopes, [rule.config for rule in rules]),
+                Protection(
+                    _place(f"{kind} {name}", view),
+                    needs=_sentences("no longer needs the scope", item.scopes),
+                    name=name,
+                    rules=[rule.config for rule in rules],
+                ),
             )
 
 
@@ -249,20 +234,57 @@ def override_of(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
     return without_prefix, backend.override.get(without_prefix, _NO_OVERRIDE)
 
 
-def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> ToolPolicy:
+def _of_tool(place: str, name: str, served: ServedTool, *overrides: ToolOverride) -> Protection:
     tool = served.tool
     timeouts = [override.timeout_s for override in overrides if override.timeout_s]
-    return ToolPolicy(
-        name,
-        tool.asks_first,
-        tool.once,
-        tool.scopes,
-        hints={**dict(HINTS.values()), **(tool.definition.get("annotations") or {})},
-        withheld=_withheld(overrides),
-        is_projected=any(override.fields or override.result is not None for override in overrides),
-        bounds=_numbers({"timeout_s": min(timeouts, default=None), "max_result": tool.max_result}),
+    bounds = {"timeout_s": min(timeouts, default=None), "max_result": tool.max_result}
+    hints = {**dict(HINTS.values()), **(tool.definition.get("annotations") or {})}
+    fixed = _withheld(overrides)
+    is_projected = any(override.fields or override.result is not None for override in overrides)
+    is_destructive = hints["destructiveHint"] and not hints["readOnlyHint"]
+    needs = {
+        "no longer asks for an approval": tool.asks_first,
+        "may run again when a client repeats a round (once)": tool.once,
+        "is no longer marked as destructive": is_destructive,
+        "is no longer marked as reaching the outside world (open_world)": hints["openWorldHint"],
+        "now returns whole results (fields, result)": is_projected,
+        **{f"no longer withholds the argument {name} from the model": True for name in fixed},
+    }
+    marks = {"read-only": hints["readOnlyHint"], "idempotent": hints["idempotentHint"]}
+    return Protection(
+        place,
+        needs=(
+            *_true(needs),
+            *_sentences("no longer needs the scope", tool.scopes),
+        ),
+        admits={"is now marked as": frozenset(_true(marks))},
+        settings=_numbers(bounds, "has a weaker limit: "),
+        fixed=fixed,
+        name=name,
         rules=[] if served.rules is None else [rule.config for rule in served.rules.rules],
     )
+
+
+def _of_backend(backend: BackendConfig) -> Protection:
+    is_mcp = backend.kind == "mcp"
+    changes = getattr(backend, "changes", "take") if is_mcp else "take"
+    limit = getattr(backend, "limit", None)
+    bounds = {name: getattr(backend, name, None) for name in ("timeout_s", "max_response_bytes")}
+    bounds["limit.concurrent"] = None if limit is None else limit.concurrent
+    needs: tuple[str, ...] = ()
+    admits: dict[str, frozenset[str]] = {}
+    if trusted := _trusted(backend):
+        admits["its credentials may go to"] = trusted
+    if changes != "take":
+        admits["no longer pins the pages"] = frozenset(getattr(backend, "dynamic_pages", ()))
+    for name in _PARTS if is_mcp else ():
+        part = getattr(backend, name)
+        needs += _sentences(f"{name} no longer need the scope", part.scopes)
+        needs += _sentences(f"{name} no longer exclude", map(repr, part.exclude))
+        if "*" not in part.include:
+            admits[f"{name} now include"] = frozenset(map(repr, part.include))
+    settings = {"approve": backend.approve, "changes": changes, **_numbers(bounds)}
+    return Protection(f"back end {backend.name}:", needs, admits, settings)
 
 
 def _withheld(overrides: Sequence[ToolOverride]) -> dict[str, Any]:
@@ -282,59 +304,6 @@ def _withheld(overrides: Sequence[ToolOverride]) -> dict[str, Any]:
     return withheld
 
 
-def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
-    if before.asks_first and not after.asks_first:
-        yield "no longer asks for an approval"
-    for scope in sorted(before.scopes - after.scopes):
-        yield f"no longer needs the scope {scope}"
-    if before.once and not after.once:
-        yield "may run again when a client repeats a round (once)"
-    was, now = before.hints, after.hints
-    if now["readOnlyHint"] and not was["readOnlyHint"]:
-        yield "is now marked as read-only"
-    elif was["destructiveHint"] and not was["readOnlyHint"] and not now["destructiveHint"]:
-        yield "is no longer marked as destructive"
-    if now["idempotentHint"] and not was["idempotentHint"]:
-        yield "is now marked as idempotent"
-    if was["openWorldHint"] and not now["openWorldHint"]:
-        yield "is no longer marked as reaching the outside world (open_world)"
-    for argument, value in sorted(before.withheld.items()):
-        if argument not in after.withheld:
-            yield f"no longer withholds the argument {argument} from the model"
-        elif after.withheld[argument] != value:
-            yield f"has another fixed value of the argument {argument}"
-    if before.is_projected and not after.is_projected:
-        yield "now returns whole results (fields, result)"
-    for loss in _loosened("", before.bounds, after.bounds):
-        yield f"has a weaker limit: {loss}"
-
-
-def _backend_losses(place: str, before: BackendPolicy, after: BackendPolicy) -> Iterator[str]:
-    if _APPROVE.index(after.approve) < _APPROVE.index(before.approve):
-        yield f"{place}: approve is {after.approve}; it was {before.approve}"
-    if _CHANGES.index(after.changes) < _CHANGES.index(before.changes):
-        yield f"{place}: changes is {after.changes}; it was {before.changes}"
-    if before.changes != "take":
-        for pages in sorted(after.dynamic_pages - before.dynamic_pages):
-            yield f"{place}: pages {pages} are no longer pinned"
-    for origin in sorted(after.trusted - before.trusted if before.trusted else ()):
-        yield f"{place}: its credentials may go to {origin}"
-    for part, was in before.parts.items():
-        if (now := after.parts.get(part)) is not None:
-            yield from (f"{place}: {part} {loss}" for loss in _part_losses(was, now))
-    yield from _loosened(place, before.bounds, after.bounds)
-
-
-def _part_losses(before: PartConfig, after: PartConfig) -> Iterator[str]:
-    for scope in sorted(set(before.scopes) - set(after.scopes)):
-        yield f"no longer need the scope {scope}"
-    for pattern in sorted(set(before.exclude) - set(after.exclude)):
-        yield f"no longer exclude {pattern!r}"
-    if "*" not in before.include:
-        for pattern in sorted(set(after.include) - set(before.include)):
-            yield f"now include {pattern!r}"
-
-
 def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     if before and not after:
         yield "callers no longer need a token"
@@ -347,15 +316,24 @@ def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _rate_losses(before: RateConfig, after: RateConfig) -> Iterator[str]:
-    yield from _loosened("rate", _call_bounds(before), _call_bounds(after))
+    unlimited = CallLimits.model_construct()
+    compared: list[tuple[str, CallLimits, CallLimits]] = [("rate", before, after)]
     for scope in {**before.scopes, **after.scopes}:
         was, now = before.scopes.get(scope, before), after.scopes.get(scope, after)
-        yield from _loosened(f"rate of scope {scope}", _call_bounds(was), _call_bounds(now))
+        compared.append((f"rate of scope {scope}", was, now))
     for pattern, was in before.tools.items():
-        now = after.tools.get(pattern, CallLimits.model_construct())
-        yield from _loosened(f"rate of tools {pattern}", _call_bounds(was), _call_bounds(now))
+        now = after.tools.get(pattern, unlimited)
+        compared.append((f"rate of tools {pattern}", was, now))
+    for place, was, now in compared:
+        yield from _of_calls(place, was).losses(_of_calls(place, now))
     if before.shared and not after.shared:
         yield "rate: each process counts calls by itself (shared)"
+
+
+def _of_calls(place: str, limits: CallLimits) -> Protection:
+    burst = limits.burst or limits.calls_per_minute
+    bounds = {"calls_per_minute": limits.calls_per_minute, "burst": burst}
+    return Protection(f"{place}:", settings=_numbers({**bounds, "concurrent": limits.concurrent}))
 
 
 def _rule_losses(
@@ -425,7 +403,7 @@ def _kept_rules(
 
 
 def _losses_by_name(
-    before: ToolPolicy | ItemPolicy, after: ToolPolicy | ItemPolicy, kept: Mapping[str, RuleConfig]
+    before: Protection, after: Protection, kept: Mapping[str, RuleConfig]
 ) -> Iterator[str]:
     """Yield the kept rules that deny calls of the target no longer, or allow them now, because it has
     another name, URI or other hints."""
@@ -433,45 +411,13 @@ def _losses_by_name(
     for name, rule in kept.items():
         matched, matches = ((rule.allow, rule.deny) in rules for rules in (was, now))
         if rule.deny is not None and matched and not matches:
-            yield f"is no longer denied by {name}"
+            yield f"{after.place} is no longer denied by {name}"
         elif rule.allow is not None and matches and not matched:
-            yield f"is now allowed by {name}"
-
-
-def _item_losses(
-    before: ItemPolicy, after: ItemPolicy, kept: Mapping[str, RuleConfig]
-) -> Iterator[str]:
-    for scope in sorted(before.scopes - after.scopes):
-        yield f"no longer needs the scope {scope}"
-    if before.name != after.name:
-        yield from _losses_by_name(before, after, kept)
+            yield f"{after.place} is now allowed by {name}"
 
 
 def _rule_name(rules: Sequence[RuleConfig], number: int) -> str:
     return f"rule {rules[number].name or f'policy[{number}]'}"
-
-
-def _call_bounds(limits: CallLimits) -> dict[str, float]:
-    burst = limits.burst or limits.calls_per_minute
-    bounds = {"calls_per_minute": limits.calls_per_minute, "burst": burst}
-    return _numbers({**bounds, "concurrent": limits.concurrent})
-
-
-def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether `include` or `exclude` selects the tools of a back end in a view; False for a
-    missing back end."""
-    if backend not in policy.backends or backend in policy.missing:
-        return False
-    return bool(policy.backends[backend].selection or policy.selections.get(view))
-
-
-def _loosened(place: str, before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[str]:
-    for name, bound in before.items():
-        bound_now = after.get(name, math.inf)
-        if bound_now > bound:
-            now = "not set" if math.isinf(bound_now) else f"{bound_now:g}"
-            loss = f"{name} is {now}; it was {bound:g}"
-            yield f"{place}: {loss}" if place else loss
 
 
 def _trusted(backend: BackendConfig) -> frozenset[str]:
@@ -485,24 +431,32 @@ def _trusted(backend: BackendConfig) -> frozenset[str]:
     return frozenset(f"{part.scheme}://{part.netloc.lower()}" for part in parts)
 
 
-def _backend_bounds(backend: BackendConfig) -> dict[str, float]:
-    limit = getattr(backend, "limit", None)
-    bounds = {name: getattr(backend, name, None) for name in ("timeout_s", "max_response_bytes")}
-    bounds["limit.concurrent"] = None if limit is None else limit.concurrent
-    return _numbers(bounds)
+def _is_weaker(was: Any, now: Any) -> bool:
+    if isinstance(was, str):
+        [level] = [level for level in _LEVELS if was in level]
+        return level.index(now) < level.index(was)
+    return now is None or bool(now > was)
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return {
-        name: value
+        f"{prefix}{name}": value
         for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 
-def _selection(include: Collection[Selector], exclude: Collection[Selector]) -> list[str]:
-    return [repr(selector) for selector in include] + [f"not {selector!r}" for selector in exclude]
+def _sentences(sentence: str, values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{sentence} {value}" for value in sorted(values))
 
 
-def _place(view: str, tool: str) -> str:
-    return f"tool {tool} of view {view}" if view else f"tool {tool}"
+def _true(sentences: Mapping[str, bool]) -> tuple[str, ...]:
+    return tuple(sentence for sentence, is_true in sentences.items() if is_true)
+
+
+def _place(name: str, view: str) -> str:
+    return f"{name} of view {view}" if view else name

@@ -278,7 +278,7 @@ async def test_a_page_becoming_dynamic_is_a_loss_of_protection(tmp_path: Path) -
             file = file_of(path)
             snapshot = await asyncio.to_thread(loading.load, file)
             policies.append(effective_policy(file, snapshot.catalog))
-        assert losses(*policies) == ["back end up: pages ui://* are no longer pinned"]
+        assert losses(*policies) == ["back end up: no longer pins the pages ui://*"]
         assert losses(*reversed(policies)) == []
 
 
