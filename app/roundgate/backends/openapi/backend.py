@@ -1,7 +1,7 @@
 """The operations of an OpenAPI document as tools.
 
-At startup the gateway reads only the table of the index. It reads a tool's plan, and imports the
-code for calls, when the tool is first called.
+At startup the gateway parses no definition. It parses a tool's plan, and imports the code for
+calls, when the tool is first called.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class OpenApiBackend:
         async def with_files(context: Context, arguments: dict[str, Any]) -> Returned:
             return await calling().with_files(context, arguments)
 
-        call = with_files if index.may_take_files(row) else DirectCall(direct)
+        call = with_files if row.may_have_files else DirectCall(direct)
         return Tool(definition, call, about=row)
 
     def _calling(self, index: Index, row: Row, definition: Mapping[str, Any]) -> Calling:

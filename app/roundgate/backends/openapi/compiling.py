@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
-from msgspec import to_builtins
+from msgspec import Raw, to_builtins
 from msgspec.structs import replace
 
 from roundgate.backends.definitions import method_hints
@@ -33,8 +33,6 @@ from roundgate.backends.openapi.index import (
     Index,
     Row,
     Slot,
-    Span,
-    Writer,
     fingerprint,
     index_path,
     make_slot,
@@ -46,7 +44,6 @@ from roundgate.backends.openapi.reading import (
     Document,
     FoundOperation,
     Identity,
-    Operation,
     tool_names,
 )
 from roundgate.backends.openapi.schemas import Schemas
@@ -54,7 +51,7 @@ from roundgate.backends.openapi.servers import Servers
 from roundgate.clock import Clock
 from roundgate.errors import ConfigError, Problem, UnreadableDocument
 from roundgate.json import encode
-from roundgate.protocol import Schema
+from roundgate.protocol import Schema, without_none
 from roundgate.settings import Origin
 
 MAX_NAME: Final = 64
@@ -142,7 +139,8 @@ class _Compiler:
         self._reasons: set[tuple[str, str]] = set()
         self._dangling: dict[tuple[str, str, str, str], list[Identity]] = {}
         self._idle: list[Problem] = []
-        self._writer = Writer()
+        self._rows: list[Row] = []
+        self._schemas: dict[str, tuple[int, Raw]] = {}
         self._urls: dict[str, int] = {}
         self._security: dict[bytes, tuple[int, Sequence[Alternative]]] = {}
         self._slots: dict[str, Slot] = {}
@@ -172,7 +170,7 @@ class _Compiler:
         problems = [*self._idle, *self._problems, *self._incomplete()]
         if problems and self._config.strict:
             raise ConfigError(problems)
-        if not self._writer.rows:
+        if not self._rows:
             raise ConfigError(self._nothing_offered())
         return Index(
             fingerprint=fingerprint(self._config),
@@ -183,11 +181,10 @@ class _Compiler:
             servers=list(self._urls),
             security=[offered for _, offered in self._security.values()],
             slots=self._slots,
-            rows=self._writer.rows,
-            schemas=self._writer.schemas,
+            rows=self._rows,
+            schemas=[(name, schema) for name, (_, schema) in self._schemas.items()],
             problems=problems,
             left_out=len(self._problems),
-            pieces=self._writer.pieces(),
         )
 
     def _documents(self) -> list[Document]:
@@ -284,42 +281,40 @@ class _Compiler:
         for where, dangling in operation.dangling:
             key = (where.uri, where.pointer, str(dangling), dangling.remedy)
             self._dangling.setdefault(key, []).append(operation.identity)
-        head, tail, schemas = self._definition(operation)
+        identity, output = operation.identity, operation.output_schema
+        about = {
+            **without_none(title=operation.title),
+            "description": operation.description,
+            "annotations": dict(method_hints(identity.method)),
+        }
+        schema = dict(operation.input_schema)
+        definitions = schema.pop("$defs", {})
         security = encode([dict(alternative) for alternative in operation.security])
-        self._writer.rows.append(
+        self._rows.append(
             Row(
                 name=name,
-                method=operation.identity.method,
-                path=operation.identity.path,
+                method=identity.method,
+                path=identity.path,
                 tags=operation.tags,
                 server=self._urls.setdefault(server, len(self._urls)),
                 security=self._security.setdefault(
                     security, (len(self._security), operation.security)
                 )[0],
                 extensions=operation.extensions,
-                head=head,
-                tail=tail,
-                schemas=schemas,
-                plan=self._writer.piece(encode(to_builtins(operation.plan))),
+                may_have_files=operation.plan.may_have_files,
+                about=Raw(encode(about)),
+                input_schema=Raw(encode(schema)),
+                schemas=tuple(self._number(*each) for each in definitions.items()),
+                output_schema=None if output is None else Raw(encode(dict(output))),
+                plan=Raw(encode(to_builtins(operation.plan))),
             )
         )
 
-    def _definition(self, operation: Operation) -> tuple[Span, Span, tuple[int, ...]]:
-        schema = dict(operation.input_schema)
-        definitions = schema.pop("$defs", {})
-        title = {} if operation.title is None else {"title": operation.title}
-        members = {
-            **title,
-            "description": operation.description,
-            "annotations": dict(method_hints(operation.identity.method)),
-        }
-        head = b"," + encode(members)[1:-1] + b',"inputSchema":' + encode(schema)[:-1]
-        output = operation.output_schema
-        tail = b"}}" if output is None else b'},"outputSchema":' + encode(dict(output)) + b"}"
-        numbers = tuple(
-            self._writer.schema(name, definition) for name, definition in definitions.items()
-        )
-        return self._writer.piece(head), self._writer.piece(tail), numbers
+    def _number(self, name: str, schema: Any) -> int:
+        """Return the position of a schema that tools share, by its name in `$defs`."""
+        if name not in self._schemas:
+            self._schemas[name] = (len(self._schemas), Raw(encode(schema)))
+        return self._schemas[name][0]
 
     def _leave_out(self, uri: str, pointer: str, what: str, error: UnusableOperation) -> None:
         self._reasons.add((str(error), error.remedy))

@@ -1,11 +1,10 @@
 """The index: the compiled form of a description, in one file.
 
-At startup the gateway reads only the table.
+At startup the gateway does not parse the definitions and plans of tools, and the schemas that they
+share; each stays JSON (`Raw`) until its first use.
 
-roundgate-index 1        magic and version
-1234567                  bytes of the table
-{"tools": […], …}        the table: a row for each tool, with positions of its pieces
-…                        pieces of JSON: definitions of tools, plans, and the schemas that they share, each once
+roundgate-index 2 89abcdef    the format's version, and the CRC-32 of what follows
+{"fingerprint": …, …}         an `Index` as JSON
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from msgspec import Struct, convert
-from msgspec.structs import astuple
+import msgspec.json
+from msgspec import Raw, Struct
 
 from roundgate.backends.definitions import StoredDefinition
 from roundgate.backends.http.credential_config import header_key
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.errors import IndexOfAnotherVersion, Problem, UnusableIndex
-from roundgate.json import decode, decode_own, encode
+from roundgate.json import encode
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:
     from roundgate.backends.http.plan import Plan
 
-KIND: Final = b"roundgate-index "
-MAGIC: Final = KIND + b"1\n"
+_KIND: Final = b"roundgate-index "
+_MAGIC: Final = _KIND + b"2 "
 VERSION: Final = 3
 """The compiler's version. An index of another version is out of date."""
 _COMPILED_WITH: Final = (
@@ -47,7 +46,7 @@ Alternative: TypeAlias = Mapping[str, Sequence[str]]
 """Security schemes that are used together, by name, with the scopes that the operation needs."""
 
 
-class Slot(Struct, frozen=True):
+class Slot(Struct, frozen=True, array_like=True):
     """A security scheme (OpenAPI "Security Scheme Object") that a configured credential fills."""
 
     name: str
@@ -113,31 +112,28 @@ def chosen(offered: Sequence[Alternative], filled: Collection[str]) -> Alternati
     return max(full, key=bool, default=None)
 
 
-class Span(NamedTuple):
-    """The place of a piece in the part of the file after the table."""
-
-    start: int
-    size: int
-
-
-class Row(Struct, frozen=True):
-    """A tool's row in the table, with the data for selecting and listing the tool. The order of the
-    attributes is the order in the table."""
+class Row(Struct, frozen=True, array_like=True):
+    """A tool's row, with the data for selecting and listing the tool."""
 
     name: str
     method: str
     path: str
-    tags: Sequence[str]
+    tags: tuple[str, ...]
     server: int
+    """The position of the base URL in `Index.servers`."""
     security: int
+    """The position of the alternatives in `Index.security`."""
     extensions: Mapping[str, Any]
-    head: Sequence[int]
-    """The `Span` of the definition before `$defs`."""
-    tail: Sequence[int]
-    """The `Span` of the definition after `$defs`."""
-    schemas: Sequence[int]
-    """The schemas in `$defs`, by their numbers in the list of schemas."""
-    plan: Sequence[int]
+    may_have_files: bool
+    """Whether a request may have a file."""
+    about: Raw
+    """Title, description and annotations of the definition."""
+    input_schema: Raw
+    """The input schema without `$defs`."""
+    schemas: tuple[int, ...]
+    """The schemas in `$defs`, by their positions in `Index.schemas`."""
+    output_schema: Raw | None
+    plan: Raw
 
 
 class Index(Struct, frozen=True):
@@ -148,17 +144,17 @@ class Index(Struct, frozen=True):
     sources: Sequence[tuple[str, int, str]]
     """Path or URL, size and SHA-256 of each document."""
     servers: Sequence[str]
-    """Base URLs; a row refers to one by position."""
+    """Base URLs."""
     security: Sequence[Sequence[Alternative]]
     slots: Mapping[str, Slot]
     rows: Sequence[Row]
-    schemas: Sequence[Sequence[int]]
+    schemas: Sequence[tuple[str, Raw]]
+    """The schemas that tools share, with their names in `$defs`."""
     problems: Sequence[Problem]
     """Omitted operations with reasons, dangling references, and overlay actions that change
     nothing."""
     left_out: int
     """The number of omitted operations."""
-    pieces: memoryview
 
     def definition(self, row: Row, hints: Mapping[str, bool]) -> StoredDefinition:
         """Return a tool's definition, which reads its bytes at first use."""
@@ -166,71 +162,27 @@ class Index(Struct, frozen=True):
 
     def _rest(self, row: Row) -> bytes:
         """Return the bytes of a definition after its name."""
-        shared = [self._piece(self.schemas[number]) for number in row.schemas]
-        middle = b',"$defs":{' + b",".join(shared) + b"}" if shared else b""
-        return self._piece(row.head) + middle + self._piece(row.tail)
+        parts = [b",", bytes(row.about)[1:-1], b',"inputSchema":', bytes(row.input_schema)[:-1]]
+        if row.schemas:
+            shared = (self.schemas[number] for number in row.schemas)
+            defs = b",".join(encode(name) + b":" + bytes(schema) for name, schema in shared)
+            parts += [b',"$defs":{', defs, b"}"]
+        parts.append(b"}")
+        if row.output_schema is not None:
+            parts += [b',"outputSchema":', bytes(row.output_schema)]
+        return b"".join([*parts, b"}"])
 
     def plan(self, row: Row) -> Plan:
         """Return the plan of a tool's requests."""
         from roundgate.backends.http.plan import Plan
 
-        return convert(decode(self._piece(row.plan)), Plan)
-
-    def may_take_files(self, row: Row) -> bool:
-        """Return whether the body of a tool's request may have files. The plan is not decoded."""
-        plan = self._piece(row.plan)
-        return b'"multipart"' in plan or b'"binary"' in plan
-
-    def _piece(self, span: Sequence[int]) -> bytes:
-        start, size = span
-        return self.pieces[start : start + size].tobytes()
-
-
-class Writer:
-    """A collector of the rows, schemas and pieces of an index."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.schemas: list[Span] = []
-        self._numbers: dict[str, int] = {}
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def schema(self, name: str, schema: Any) -> int:
-        """Return the number of a schema that tools share, by its name in `$defs`."""
-        if name not in self._numbers:
-            self._numbers[name] = len(self.schemas)
-            self.schemas.append(self.piece(encode(name) + b":" + encode(schema)))
-        return self._numbers[name]
-
-    def piece(self, data: bytes) -> Span:
-        """Append a piece and return its span."""
-        span = Span(self._size, len(data))
-        self._pieces.append(data)
-        self._size += len(data)
-        return span
-
-    def pieces(self) -> memoryview:
-        """Return all pieces."""
-        return memoryview(b"".join(self._pieces))
+        return msgspec.json.decode(row.plan, type=Plan)
 
 
 def write(index: Index) -> bytes:
     """Return the content of an index file."""
-    table = {
-        "fingerprint": index.fingerprint,
-        "sources": [list(member) for member in index.sources],
-        "servers": list(index.servers),
-        "security": [[dict(member) for member in offered] for offered in index.security],
-        "slots": [astuple(slot) for slot in index.slots.values()],
-        "rows": [astuple(row) for row in index.rows],
-        "schemas": [list(span) for span in index.schemas],
-        "problems": [[p.file, p.path, p.message, p.remedy] for p in index.problems],
-        "left_out": index.left_out,
-        "crc32": zlib.crc32(index.pieces),
-    }
-    head = encode(table)
-    return b"".join([MAGIC, b"%d\n" % len(head), head, index.pieces])
+    content = msgspec.json.encode(index)
+    return b"%s%08x\n%s" % (_MAGIC, zlib.crc32(content), content)
 
 
 def read(path: Path) -> Index:
@@ -241,31 +193,15 @@ def read(path: Path) -> Index:
         UnusableIndex: the file is not an index, or is incomplete.
         OSError: the file cannot be read.
     """
-    data = path.read_bytes()
-    if not data.startswith(MAGIC):
-        is_other_version = data.startswith(KIND)
+    head, _, content = path.read_bytes().partition(b"\n")
+    if not head.startswith(_MAGIC):
+        is_other_version = head.startswith(_KIND)
         raise IndexOfAnotherVersion() if is_other_version else UnusableIndex("is not an index")
-    size = data[len(MAGIC) : len(MAGIC) + 20].partition(b"\n")[0]
-    start = len(MAGIC) + len(size) + 1
+    if head.removeprefix(_MAGIC) != b"%08x" % zlib.crc32(content):
+        raise UnusableIndex("is truncated or damaged")
     try:
-        end = start + int(size)
-        table: Mapping[str, Any] = decode_own(data[start:end])
-        pieces = memoryview(data)[end:]
-        if zlib.crc32(pieces) != table["crc32"]:
-            raise UnusableIndex("is truncated or damaged")
-        return Index(
-            fingerprint=table["fingerprint"],
-            sources=[(where, size, digest) for where, size, digest in table["sources"]],
-            servers=table["servers"],
-            security=table["security"],
-            slots={name: Slot(name, *rest) for name, *rest in table["slots"]},
-            rows=[Row(*row) for row in table["rows"]],
-            schemas=table["schemas"],
-            problems=[Problem(*problem) for problem in table["problems"]],
-            left_out=table["left_out"],
-            pieces=pieces,
-        )
-    except (ValueError, KeyError, TypeError):
+        return msgspec.json.decode(content, type=Index)
+    except msgspec.MsgspecError:
         raise UnusableIndex("is not an index") from None
 
 

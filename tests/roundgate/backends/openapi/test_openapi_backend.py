@@ -363,7 +363,7 @@ def test_an_index_of_another_version_says_to_compile_again(
     file = file_of(tmp_path, document(operation()))
     main(["compile", str(tmp_path / "gateway.json")])
     index = tmp_path / "api.index"
-    index.write_bytes(b"roundgate-index 2\n2\n{}")
+    index.write_bytes(b"roundgate-index 1\n2\n{}")
     assert list(loading.load(file).catalog.tools) == ["op"]
     (told,) = [one for one in caplog.records if "index" in one.message]
     fields = told.fields  # type: ignore[attr-defined]
@@ -378,7 +378,7 @@ def test_an_index_of_another_version_says_to_compile_again(
     assert "roundgate compile" in problem.remedy
 
 
-@pytest.mark.parametrize("given", [b"", b"roundgate-index 1\n", b"roundgate-index 1\n7\n{", b"\0"])
+@pytest.mark.parametrize("given", [b"", b"roundgate-index 1\n", b"roundgate-index 2 \n{", b"\0"])
 def test_an_index_that_is_none_is_compiled_anew(tmp_path: Path, given: bytes) -> None:
     file = file_of(tmp_path, document(operation()))
     (tmp_path / "api.index").write_bytes(given)
