@@ -7,11 +7,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.support.forked import MEASURES, Forked
+
+TIMEOUT_S = 120
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command left behind."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -19,16 +24,33 @@ class Ran:
 
 
 def roundgate(*arguments: str | Path, directory: Path | None = None, **environ: str) -> Ran:
-    """Run the installed command to its end."""
-    command = [str(Path(sys.executable).with_name("roundgate")), *map(str, arguments)]
+    """Run the command to its end, in a forked process.
+
+    A new process runs the installed command if a variable of Python's is given, and while coverage is measured.
+    """
+    words = [str(argument) for argument in arguments]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
+    if MEASURES or any(name.startswith("PYTHON") for name in environ):
+        return _installed(words, directory, kept | environ)
+    with TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        process = Forked(words, kept | environ, directory or Path.cwd(), out, err)
+        try:
+            status = process.wait(TIMEOUT_S)
+        finally:
+            process.kill()
+            process.wait()
+        return Ran(status, out.read_text(), err.read_text())
+
+
+def _installed(words: list[str], directory: Path | None, environ: dict[str, str]) -> Ran:
     done = subprocess.run(
-        command,
+        [str(Path(sys.executable).with_name("roundgate")), *words],
         cwd=directory,
-        env=kept | environ,
+        env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=TIMEOUT_S,
         check=False,
     )
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -1,8 +1,8 @@
-"""The command `roundgate` in a process forked from one that has imported the gateway.
+"""Programs in processes forked from one that has imported the gateway and the official SDK.
 
-A start costs 0.1 s of CPU instead of 0.7 s. The standard library's fork server does the forking, because a process of
-pytest has threads. Tests of the installed command itself, of imports and of what the interpreter reads from its
-environment use `tests.support.command.installed` or `tests.support.server.start`.
+A start of `roundgate` costs 0.1 s of CPU instead of 0.7 s. The standard library's fork server does the forking, because
+a process of pytest has threads. Programs whose start a test is about, or which depend on the interpreter's environment,
+start as usual.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
+from runpy import run_path
+from typing import Final
 
 _PRELOADED = [
     "roundgate.cli.serve",
@@ -23,6 +25,7 @@ _PRELOADED = [
     "roundgate.backends.python.backend",
     "roundgate.storage.sqlite",
     "docstring_parser",
+    "mcp.server.mcpserver",
     "pydantic.dataclasses",
     "pydantic.v1",
     "pytest",  # multiprocessing imports the main module of its parent
@@ -30,12 +33,14 @@ _PRELOADED = [
     "uvicorn.loops.uvloop",
     "yaml",
 ]
+MEASURES: Final = "COVERAGE_PROCESS_CONFIG" in os.environ
+"""Whether coverage is measured, for which a process has to start from the beginning."""
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(_PRELOADED)
 
 
 class Forked:
-    """A running command, with the methods of `subprocess.Popen` that tests use."""
+    """A running program, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(
         self,
@@ -44,9 +49,14 @@ class Forked:
         directory: Path,
         out: Path,
         err: Path | None = None,
+        program: Path | None = None,
     ) -> None:
-        """Start the command in a session of its own; its output goes to files, both streams to `out` without `err`."""
-        given = (tuple(arguments), dict(environment), str(directory), str(out), str(err or out))
+        """Start `roundgate`, or the Python file `program`, in a session of its own.
+
+        Output is appended to `out`, that of standard error to `err` if given.
+        """
+        words = [str(program or "roundgate"), *arguments]
+        given = (words, dict(environment), str(directory), str(out), str(err or out))
         self._process = _CONTEXT.Process(target=_run, args=given)
         self._process.start()
         assert self._process.pid is not None
@@ -83,7 +93,7 @@ class Forked:
 
 
 def _run(
-    arguments: Sequence[str], environment: Mapping[str, str], directory: str, out: str, err: str
+    words: list[str], environment: Mapping[str, str], directory: str, out: str, err: str
 ) -> None:
     os.setsid()
     os.chdir(directory)
@@ -95,7 +105,10 @@ def _run(
         os.close(file)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
-    sys.argv = ["roundgate", *arguments]
+    sys.argv = words
+    if words[0] != "roundgate":
+        run_path(words[0], run_name="__main__")
+        return
     from roundgate.cli import main
 
     sys.exit(main())

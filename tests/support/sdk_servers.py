@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from roundgate_aws.machine import reserved_port
+from tests.support.forked import MEASURES, Forked
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("sdk_program.py")
@@ -33,7 +36,7 @@ class SdkServer:
     """The entry of `backends`, with the name `up`."""
     notes: Path
     command: Sequence[str] = ()
-    process: asyncio.subprocess.Process | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
 
     def noted(self) -> list[str]:
         """Return the effects in the order in which they happened."""
@@ -41,20 +44,23 @@ class SdkServer:
 
     async def start(self) -> None:
         """Begin a life of the process, and wait until it listens."""
-        self.process = await asyncio.create_subprocess_exec(
-            *self.command, stderr=asyncio.subprocess.DEVNULL
-        )
+        self.process = await asyncio.to_thread(self._run)
         port = int(self.command[2])
         async with asyncio.timeout(60):
             while not await _listens(port):  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.05)
 
+    def _run(self) -> subprocess.Popen[bytes] | Forked:
+        interpreter, program, *arguments = self.command
+        if interpreter != NEW or MEASURES:
+            return subprocess.Popen(self.command, stderr=subprocess.DEVNULL)
+        return Forked(arguments, os.environ, ROOT, Path(os.devnull), program=Path(program))
+
     async def kill(self) -> None:
         """End the process, as a power cut would."""
         assert self.process is not None
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
 
 
 def over_stdio(interpreter: Path | str, folder: Path, **settings: Any) -> SdkServer:

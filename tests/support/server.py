@@ -18,11 +18,9 @@ from typing import Any, Final
 import httpx
 
 from roundgate_aws.machine import reserved_port
-from tests.support.forked import Forked
+from tests.support.forked import MEASURES, Forked
 
 COMMAND = (sys.executable, "-c", "import sys; from roundgate.cli import main; sys.exit(main())")
-MEASURES: Final = "COVERAGE_PROCESS_CONFIG" in os.environ
-"""Whether coverage is measured, for which a process has to start from the beginning."""
 _ROOT: Final = Path(__file__).parents[2]
 
 

@@ -149,9 +149,7 @@ async def test_a_server_that_dies_while_its_user_thinks_is_an_honest_error(
         clients(tmp_path, up.entry) as (one, two),
     ):
         asked = await call(one, "greet")
-        assert up.process is not None
-        up.process.kill()
-        await up.process.wait()
+        await up.kill()
         ended = await again(two, "greet", asked, ADA)
     assert ended["result"]["isError"] is True
     assert "may have taken effect" in said(ended)
