@@ -20,7 +20,7 @@ LAYERS = [
     {"lenient"},
     {"settings", "protocol", "observability"},
     {"auth", "client", "declare"},
-    {"aio", "storage", "tokens"},
+    {"aio", "policy", "storage", "tokens"},
     {"audit"},
     {"replay"},
     {"backends", "roundgate_testing.suites", "roundgate_testing.cassettes"},

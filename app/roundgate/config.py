@@ -26,6 +26,7 @@ from pydantic import (
 
 from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.errors import ConfigError, Problem
+from roundgate.policy.config import RuleConfig
 from roundgate.settings import (
     ArgumentsConfig,
     AuditConfig,
@@ -43,7 +44,6 @@ from roundgate.settings import (
     Origin,
     PackageConfig,
     RateConfig,
-    RuleConfig,
     ServerConfig,
     SessionsConfig,
     StateConfig,

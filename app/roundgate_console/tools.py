@@ -13,8 +13,8 @@ from starlette.responses import HTMLResponse
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.backends import Catalog, ServedTool
-from roundgate.backends.shaping import HINTS
 from roundgate.errors import BadAnswer
+from roundgate.protocol.tool_hints import HINTS
 from roundgate_console.calling import CallOutcome, ToolCall, call_tool
 from roundgate_console.forms import (
     Form,

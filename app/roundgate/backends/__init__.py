@@ -4,6 +4,9 @@ kind."""
 from __future__ import annotations
 
 from roundgate.backends import registry as registry
+from roundgate.backends.approvals import decision_in as decision_in
+from roundgate.backends.approvals import is_approval as is_approval
+from roundgate.backends.approvals import log_decision as log_decision
 from roundgate.backends.base import MAX_ID_CHARS as MAX_ID_CHARS
 from roundgate.backends.base import Backend as Backend
 from roundgate.backends.base import Offering as Offering
@@ -22,9 +25,6 @@ from roundgate.backends.config import ToolOverride as ToolOverride
 from roundgate.backends.config import ViewConfig as ViewConfig
 from roundgate.backends.fallback import Fallback as Fallback
 from roundgate.backends.fallback import OwnTool as OwnTool
-from roundgate.backends.policy import decision_in as decision_in
-from roundgate.backends.policy import is_approval as is_approval
-from roundgate.backends.policy import log_decision as log_decision
 from roundgate.backends.registry import kind_of as kind_of
 from roundgate.backends.serving import CatalogSource as CatalogSource
 from roundgate.backends.serving import Serving as Serving

@@ -90,7 +90,7 @@ class ToolAbout(Struct, frozen=True):
 
 class DirectCall(Struct, frozen=True):
     """The call of a tool that cannot suspend: it asks nothing and records no step. The gateway runs it
-    without the engine, unless a wrapper (`policy.around_calls`) has taken its place."""
+    without the engine, unless a wrapper (`approvals.around_calls`) has taken its place."""
 
     run: Callable[[AnyContext, dict[str, Any]], Coroutine[Any, Any, Returned]]
 

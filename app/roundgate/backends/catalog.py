@@ -28,7 +28,7 @@ from roundgate.backends.base import (
     Tool,
     UriPattern,
 )
-from roundgate.backends.definitions import StoredDefinition, encoded
+from roundgate.backends.definitions import StoredDefinition, encoded, meta_of
 from roundgate.errors import (
     MAX_URI,
     ConfigError,
@@ -49,14 +49,16 @@ from roundgate.protocol import (
     Schema,
     merged,
 )
+from roundgate.protocol.apps import page_uris
 from roundgate.protocol.uri_template import ascii_uri, has_dot_segments
 from roundgate.replay import Context
-from roundgate.settings import Kind, Origin
+from roundgate.settings import Origin
 
 if TYPE_CHECKING:  # loaded only if there is a policy
     from roundgate.auth import Principal
-    from roundgate.backends.item_rules import ItemRules
-    from roundgate.backends.rules import Policy, Rule, ToolRules
+    from roundgate.policy.config import Kind
+    from roundgate.policy.items import ItemRules
+    from roundgate.policy.rules import Policy, Rule, ToolRules
 
 MAX_NAME: Final = 64
 ListName: TypeAlias = Literal["prompts", "resources", "templates", "skills"]
@@ -508,15 +510,21 @@ def with_rules(catalog: Catalog, policy: Policy | None, view: str = "") -> Catal
     """Return the catalog with the rules of `policy` at the endpoint of a view."""
     if policy is None:
         return catalog
-    from roundgate.backends.item_rules import ItemRules  # loaded only if there is a policy
+    from roundgate.policy.items import ItemRules  # loaded only if there is a policy
 
     tools = {
         name: replace(
-            served, rules=policy.for_tool(served.tool, served.whole_name, served.backend, view)
+            served,
+            rules=policy.for_tool(served.tool.definition, served.whole_name, served.backend, view),
         )
         for name, served in catalog.tools.items()
     }
-    item_rules = ItemRules(policy, view, tools)
+    pages = [
+        (uri, served.rules)
+        for served in tools.values()
+        for uri in page_uris(meta_of(served.tool.definition))
+    ]
+    item_rules = ItemRules(policy, view, pages)
     return replace(catalog, tools=tools, policy=policy, item_rules=item_rules)
 
 

@@ -12,12 +12,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from roundgate import json
+from roundgate.backends.approvals import (
+    around_calls,
+    check_approval,
+    guarded,
+    like,
+    with_defaults,
+    with_questions,
+)
 from roundgate.backends.base import Backend, CallTool, LiveBackend, Offering, Returned, Tool
 from roundgate.backends.config import (
     ArgumentOverride,
@@ -27,27 +35,12 @@ from roundgate.backends.config import (
     ViewConfig,
 )
 from roundgate.backends.definitions import renamed
-from roundgate.backends.policy import (
-    around_calls,
-    check_approval,
-    guarded,
-    like,
-    with_defaults,
-    with_questions,
-)
 from roundgate.backends.registry import report_failures
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
+from roundgate.protocol.tool_hints import HINTS, has_hint
 from roundgate.replay import Context
 from roundgate.settings import Origin
-
-HINTS: Final[Mapping[str, tuple[str, bool]]] = {
-    "read_only": ("readOnlyHint", False),
-    "destructive": ("destructiveHint", True),
-    "idempotent": ("idempotentHint", False),
-    "open_world": ("openWorldHint", True),
-}
-"""The wire name and the protocol's default of each hint (schema: `ToolAnnotations`)."""
 
 
 class ConfiguredBackend:
@@ -237,18 +230,9 @@ def matches(tool: Tool, selector: Selector) -> bool:
             or (about.path is not None and fnmatchcase(about.path, selector.path))
         )
         and (selector.method is None or about.method == selector.method.upper())
-        and (selector.hint is None or has_hint(tool, selector.hint))
+        and (selector.hint is None or has_hint(tool.definition, selector.hint))
         and (selector.extension is None or _has_extension(about.extensions, selector.extension))
     )
-
-
-def has_hint(tool: Tool, hint: str) -> bool:
-    """Return whether a hint is true for a tool, as declared or by the protocol's default."""
-    name, usual = HINTS[hint]
-    hints = tool.definition.get("annotations") or {}
-    if hint == "destructive" and hints.get("readOnlyHint") is True:
-        return False  # "meaningful only when readOnlyHint == false"
-    return bool(hints.get(name, usual))
 
 
 def _has_extension(extensions: Mapping[str, Any], pattern: str) -> bool:

@@ -29,7 +29,7 @@ from roundgate.settings import process as settings
 from roundgate.tokens import keys
 
 if TYPE_CHECKING:  # loaded only if there is a policy
-    from roundgate.backends.rules import Rule
+    from roundgate.policy.rules import Rule
 
 _MAX_NAMED: Final = 5
 """The limit on the tools that one remark names."""

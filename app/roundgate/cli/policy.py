@@ -19,20 +19,21 @@ from roundgate.audit.verifying import files_of, lines_of
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends import Catalog, ServedTool
 from roundgate.backends.catalog import skill_backend
-from roundgate.backends.item_rules import deciding_rule
-from roundgate.backends.rule_texts import UriReadings
-from roundgate.backends.rules import NO_RULE, Caller, Policy, Rule, Target, decision
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.output import say, show_table
 from roundgate.clock import Clock, Deadline
 from roundgate.config import ConfigFile
 from roundgate.errors import Inside, ParseError, ToolError, Unauthenticated, UsageError
 from roundgate.json import decode
+from roundgate.policy.config import Kind
+from roundgate.policy.items import deciding_rule
+from roundgate.policy.rules import NO_RULE, Caller, Policy, Rule, Target, decision
+from roundgate.policy.texts import UriReadings
 from roundgate.protocol import ClientCapabilities, Meta, PartlyKnown
 from roundgate.replay import Call, Context, Failed, Journal, Run, engine
 from roundgate.runtime import loading
 from roundgate.runtime.audit_log import audit_directory
-from roundgate.settings import AuthorizerConfig, Kind
+from roundgate.settings import AuthorizerConfig
 
 RECORDED: Final = frozenset({"subject", "client"})
 """The members of rules about facts that a record of the audit log has."""
@@ -84,7 +85,7 @@ def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) 
         for place in sent.unknown:
             where = f"arguments{''.join(f'.{step}' for step in place)}"
             say(f"{where}: unknown, so a deny that looks at it matches, and an allow does not")
-    target = Target("tool", tool.whole_name, tool.backend, view, tool.tool)
+    target = Target("tool", tool.whole_name, tool.backend, view, tool.tool.definition)
     show_table(list(_rows(catalog.policy, target, Caller(principal), sent, file)))
     rules = tool.rules.deciding(Caller(principal))
     if sent is None and any(rule.arguments for rule in rules):

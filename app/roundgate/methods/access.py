@@ -19,8 +19,8 @@ from roundgate.errors import (
     Unavailable,
 )
 from roundgate.observability.metrics import Metrics
+from roundgate.policy.config import Kind
 from roundgate.protocol import Completion, Pages
-from roundgate.settings import Kind
 from roundgate.tasks import tell_refused
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from roundgate.audit.records import answer_facts
 from roundgate.auth import Principal, task_owner
-from roundgate.backends.policy import is_approval
+from roundgate.backends.approvals import is_approval
 from roundgate.clock import Clock
 from roundgate.errors import NotRetryable, TaskNotFound
 from roundgate.json import decode, encode

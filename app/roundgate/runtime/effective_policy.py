@@ -15,9 +15,10 @@ from msgspec import Struct, field
 
 from roundgate.backends import BackendConfig, Catalog, ServedTool, ToolOverride
 from roundgate.backends.http.secrets import SECRET_NAME
-from roundgate.backends.shaping import HINTS
 from roundgate.config import ConfigFile
-from roundgate.settings import KINDS, CallLimits, CallMatch, Kind, RateConfig, RuleConfig
+from roundgate.policy.config import KINDS, CallMatch, Kind, RuleConfig
+from roundgate.protocol.tool_hints import HINTS
+from roundgate.settings import CallLimits, RateConfig
 
 _LEVELS: Final = (
     ("never", "destructive", "always"),  # `approve` of a back end

@@ -27,10 +27,12 @@ from roundgate.backends.serving import Snapshot, core_of
 from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
-from roundgate.settings import Kind, Origin
+from roundgate.protocol import skills
+from roundgate.settings import Origin
 
 if TYPE_CHECKING:  # loaded only if there is a policy
-    from roundgate.backends.rules import Policy
+    from roundgate.policy.config import Kind
+    from roundgate.policy.rules import Policy
 
 T = TypeVar("T")
 
@@ -261,7 +263,7 @@ def _arranged(
     served = replace(served, checks_scopes=checks_scopes, kept_claims=named)
     problems: list[Problem] = []
     if file.config.policy is not None:
-        from roundgate.backends.rules import Policy
+        from roundgate.policy.rules import Policy
 
         with _collected(problems):
             policy = Policy.of(file.config.policy, file.origin.at("policy"))
@@ -313,11 +315,16 @@ def _unused_limits(served: Catalog, file: ConfigFile) -> Iterator[Problem]:
 
 def _unused_rules(served: Catalog, policy: Policy, file: ConfigFile) -> Iterator[Problem]:
     """Yield a problem for each text of a rule that matches nothing."""
-    from roundgate.backends.unused_rules import unused_texts
-
-    views = {"", *(view.name for view in file.config.views)}
-    backends = {entry.name for entry in file.backends}
-    for number, member, text in unused_texts(policy, served, backends, views):
+    known: dict[str, Collection[str]] = {
+        "backend": {entry.name for entry in file.backends},
+        "view": {"", *(view.name for view in file.config.views)},
+    }
+    uris: list[str] | None = None
+    if not (served.missing or served.is_tolerant):
+        known["tool"] = {tool.whole_name for tool in served.tools.values() if tool.backend}
+        known["prompt"] = served.prompts.keys()
+        uris = list(_uris(served))
+    for number, member, text in policy.unused_texts(known, uris):
         effect = "allow" if policy.rules[number].allows else "deny"
         place = file.origin.at("policy", number, effect, member)
         if member == "resource":
@@ -327,6 +334,18 @@ def _unused_rules(served: Catalog, policy: Policy, file: ConfigFile) -> Iterator
         kind = {"backend": "back end"}.get(member, member)
         remedy = "correct the name; `roundgate check` lists them"
         yield place.problem(f"no {kind} is called {text!r}", remedy)
+
+
+def _uris(catalog: Catalog) -> Iterator[str]:
+    """Yield the URIs of resources, and patterns of the URIs of templates, pages and skills."""
+    from roundgate.policy.texts import template_pattern
+
+    yield from catalog.resources
+    for template in catalog.templates:
+        yield template_pattern(template.resource.definition["uriTemplate"], {})
+    yield from (f"{start}*" for start in catalog.unlisted)
+    for name in catalog.skill_sources:
+        yield from (f"{skills.SCHEME}{name}", f"{skills.SCHEME}{name}/*")
 
 
 @contextmanager

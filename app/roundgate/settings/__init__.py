@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from roundgate.settings import process as process
 from roundgate.settings import yaml_file as yaml_file
-from roundgate.settings.policy import KINDS as KINDS
-from roundgate.settings.policy import CallMatch as CallMatch
-from roundgate.settings.policy import Kind as Kind
-from roundgate.settings.policy import RuleConfig as RuleConfig
 from roundgate.settings.process import Settings as Settings
 from roundgate.settings.references import CallerReference as CallerReference
 from roundgate.settings.references import Deferred as Deferred

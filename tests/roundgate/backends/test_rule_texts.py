@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.backends.rule_texts import UriReadings, UriTexts, template_pattern
+from roundgate.policy.texts import UriReadings, UriTexts, template_pattern
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Tool
-from roundgate.backends.item_rules import ItemRules
-from roundgate.backends.rule_arguments import looks_at
-from roundgate.backends.rule_texts import Texts
-from roundgate.backends.rules import Caller, Policy, decision
 from roundgate.backends.schema_values import Document, with_schema
 from roundgate.errors import ArgumentsRefused, CallRefused
+from roundgate.policy.arguments import looks_at
+from roundgate.policy.config import RuleConfig
+from roundgate.policy.items import ItemRules
+from roundgate.policy.rules import Caller, Policy, decision
+from roundgate.policy.texts import Texts
 from roundgate.protocol import PartlyKnown, schemas
-from roundgate.settings import Origin, RuleConfig
+from roundgate.settings import Origin
 from roundgate.settings.yaml_file import Located
 
 PLACE = Origin(Located(Path("gateway.yaml"), {}, {("policy", 1): 12}), ("policy",))
@@ -106,7 +105,7 @@ def test_arguments_that_cannot_be_validated_are_refused() -> None:
         policy({"deny": {"arguments": schema}}, {"allow": {}}),
         policy({"allow": {"arguments": schema}}),
     ):
-        of_tool = rules.for_tool(TOOL, "t", "shop", "")
+        of_tool = rules.for_tool(TOOL.definition, "t", "shop", "")
         assert of_tool is not None
         with pytest.raises(ArgumentsRefused):
             of_tool.authorizer(ann())(lambda: PartlyKnown({"n": "\ud800"}))
@@ -126,7 +125,7 @@ def test_arguments_that_would_take_too_long_to_validate_are_refused(
         policy({"deny": {"arguments": schema}}, {"allow": {}}),
         policy({"allow": {"arguments": {"$defs": schema["$defs"], "properties": {"tree": node}}}}),
     ):
-        of_tool = rules.for_tool(TOOL, "t", "shop", "")
+        of_tool = rules.for_tool(TOOL.definition, "t", "shop", "")
         assert of_tool is not None
         of_tool.authorizer(ann())(lambda: PartlyKnown({"tree": {}}))
         with pytest.raises(ArgumentsRefused):
@@ -137,7 +136,7 @@ def test_arguments_are_not_made_if_no_rule_looks_at_them() -> None:
     def unused() -> PartlyKnown:
         raise AssertionError
 
-    of_tool = policy({"allow": {}}).for_tool(TOOL, "t", "shop", "")
+    of_tool = policy({"allow": {}}).for_tool(TOOL.definition, "t", "shop", "")
     assert of_tool is not None
     of_tool.authorizer(ann())(unused)
 
@@ -145,7 +144,7 @@ def test_arguments_are_not_made_if_no_rule_looks_at_them() -> None:
 def test_a_refusal_names_the_rule_and_its_error_does_not() -> None:
     of_tool = policy(
         {"allow": {"scope": "a"}}, {"name": "no-one", "deny": {"claims": {"groups": "b"}}}
-    ).for_tool(TOOL, "t", "shop", "")
+    ).for_tool(TOOL.definition, "t", "shop", "")
     assert of_tool is not None
     for principal, rule in ((ann(), "policy"), (ann(groups="b"), "no-one")):
         with pytest.raises(CallRefused) as refused:
@@ -167,7 +166,7 @@ def test_an_unknown_claim_of_a_task_applies_only_to_denials() -> None:
 
 
 def test_own_tools_need_no_rule() -> None:
-    assert policy({"deny": {}}).for_tool(TOOL, "read_more", "", "") is None
+    assert policy({"deny": {}}).for_tool(TOOL.definition, "read_more", "", "") is None
 
 
 MATCHES = st.fixed_dictionaries(
@@ -214,7 +213,7 @@ def expected(rules: list[dict[str, Any]], caller: Principal, arguments: dict[str
 def test_the_first_rule_that_matches_decides_and_lists_hide_no_allowed_tool(
     rules: list[dict[str, Any]], caller: Principal, arguments: dict[str, Any]
 ) -> None:
-    of_tool = policy(*rules).for_tool(TOOL, "t", "shop", "")
+    of_tool = policy(*rules).for_tool(TOOL.definition, "t", "shop", "")
     assert of_tool is not None
     rule = decision(of_tool.deciding(Caller(caller)), lambda: PartlyKnown(arguments))
     is_allowed = rule is not None and rule.allows
@@ -304,7 +303,7 @@ def test_a_rule_that_denies_applies_to_unknown_arguments() -> None:
         policy({"deny": {"arguments": SMALL}}, {"allow": {}}),
         policy({"allow": {"arguments": SMALL}}),
     ):
-        of_tool = rules.for_tool(TOOL, "t", "shop", "")
+        of_tool = rules.for_tool(TOOL.definition, "t", "shop", "")
         assert of_tool is not None
         with pytest.raises(ArgumentsRefused):
             of_tool.authorizer(ann())(lambda: PartlyKnown({"n": 1}, [()]))
@@ -340,13 +339,11 @@ def test_a_template_is_listed_if_one_of_its_uris_is_allowed(
 def test_a_page_is_read_only_if_no_reading_is_a_refused_page() -> None:
     rules = policy({"deny": {"tool": "b"}}, {"allow": {"tool": "*", "resource": "docs://*"}})
 
-    def tool(name: str, page: str) -> Any:
-        definition = {"name": name, "_meta": {"ui": {"resourceUri": page}}}
-        own = rules.for_tool(replace(TOOL, definition=definition), name, "up", "")
-        return SimpleNamespace(tool=SimpleNamespace(definition=definition), rules=own)
-
-    tools = {"a": tool("a", "ui://up/a"), "b": tool("b", "ui://up/a?b")}
-    items, caller = ItemRules(rules, "", tools), Caller(ann())
+    pages = [
+        (page, rules.for_tool({"name": name}, name, "up", ""))
+        for name, page in (("a", "ui://up/a"), ("b", "ui://up/a?b"))
+    ]
+    items, caller = ItemRules(rules, "", pages), Caller(ann())
     read = [
         uri
         for uri in (

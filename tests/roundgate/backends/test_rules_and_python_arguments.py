@@ -36,7 +36,7 @@ from pydantic import (
 from typing_extensions import TypedDict
 
 from roundgate import tool
-from roundgate.backends.policy import shown
+from roundgate.backends.approvals import shown
 from roundgate.backends.python_values import MAX_VALUES
 from roundgate.backends.schema_values import Document, with_schema
 from roundgate.backends.signature import describe

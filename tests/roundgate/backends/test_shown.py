@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.backends.policy import MAX_CHARS, MAX_LINES, MAX_TEXT, shown
+from roundgate.backends.approvals import MAX_CHARS, MAX_LINES, MAX_TEXT, shown
 from roundgate.errors import ToolError
 from tests.support.json_values import objects
 

@@ -58,7 +58,8 @@ from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.backends.skills.config import SkillsBackendConfig
 from roundgate.errors import ConfigError
-from roundgate.settings import Model, policy, sections
+from roundgate.policy import config as policy
+from roundgate.settings import Model, sections
 from roundgate.settings import process as settings
 from roundgate.settings.process import Settings, from_environment
 from tests.support.documents import blocks
@@ -378,7 +379,7 @@ def test_every_model_of_the_file_has_its_place_in_the_documentation() -> None:
 def subclasses(model: type[Model]) -> Iterator[type[Model]]:
     for one in model.__subclasses__():
         if one.__module__.startswith(
-            ("roundgate.config.", "roundgate.settings.", "roundgate.backends.")
+            ("roundgate.config.", "roundgate.settings.", "roundgate.policy.", "roundgate.backends.")
         ):
             yield one
             yield from subclasses(one)

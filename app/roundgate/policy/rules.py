@@ -1,5 +1,5 @@
 """The rules of `policy`: which callers may call which tools with which arguments, and which prompts
-and resources they may get (`item_rules`).
+and resources they may get (`items`).
 
 Rules are tried in order, and the first that matches a call decides. A call that no rule matches is
 refused. A rule has three parts, which are known at different times:
@@ -9,27 +9,26 @@ refused. A rule has three parts, which are known at different times:
     the arguments                                 when the handler begins      `ToolRules.authorizer`
 
 A list contains the tools of which some call may be allowed. The arguments are checked as the back
-end gets them, around the tool's own call (`policy.guarded`), in each round and in each turn of a task.
+end gets them, around the tool's own call (`backends.approvals.guarded`), in each round and in each turn of a task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
 
 from roundgate.auth import Principal
-from roundgate.backends.base import Tool
-from roundgate.backends.rule_arguments import compiled_arguments, looks_at
-from roundgate.backends.rule_texts import Texts, UriReadings, UriTexts
-from roundgate.backends.shaping import has_hint
 from roundgate.errors import ArgumentsRefused, CallRefused, ConfigError, Problem
+from roundgate.policy.arguments import compiled_arguments, looks_at
+from roundgate.policy.config import KINDS, CallMatch, Kind, RuleConfig
+from roundgate.policy.texts import Texts, UriReadings, UriTexts
 from roundgate.protocol import PartlyKnown, Schema
+from roundgate.protocol.tool_hints import has_hint
 from roundgate.protocol.uri_template import has_dot_segments
-from roundgate.replay import Authorize
-from roundgate.settings import KINDS, CallMatch, Kind, Origin, RuleConfig
+from roundgate.settings import Origin
 
 NO_RULE: Final = "policy"
 """The name, in logs and metrics, of the refusal of a call that no rule matches."""
@@ -49,6 +48,8 @@ class Caller:
         return self._claims[claim]
 
 
+Authorize: TypeAlias = Callable[[Callable[[], PartlyKnown]], None]
+"""Checks a call with its arguments, which it reads only if a rule looks at them."""
 Matches: TypeAlias = Callable[[Caller], bool | None]
 """Returns whether a caller matches; `None` if that is unknown."""
 
@@ -63,8 +64,8 @@ class Target(Struct, frozen=True):
     """The name of its back end."""
     view: str
     """The name of the endpoint's view; empty for the endpoint of all tools."""
-    tool: Tool | None = None
-    """The tool, with the hints that the endpoint lists."""
+    definition: Mapping[str, Any] | None = None
+    """The definition of a tool, with the hints that the endpoint lists."""
     uri: UriReadings | None = None
     """The readings of a resource's URI; `None` for a pattern of URIs, too."""
 
@@ -126,7 +127,8 @@ class Rule(Struct, frozen=True):
             wrong.append("resource")
         hints = match.hint
         if hints is not None and not (
-            target.tool is not None and any(has_hint(target.tool, hint) for hint in hints)
+            target.definition is not None
+            and any(has_hint(target.definition, hint) for hint in hints)
         ):
             wrong.append("hint")
         return wrong
@@ -284,18 +286,20 @@ class Policy(Struct, frozen=True):
         """Return whether callers may see different targets of a kind."""
         return any(rule.of_caller for rule in self.rules_about(kind) or ())
 
-    def for_tool(self, tool: Tool, name: str, backend: str, view: str) -> ToolRules | None:
+    def for_tool(
+        self, definition: Mapping[str, Any], name: str, backend: str, view: str
+    ) -> ToolRules | None:
         """Return the rules for a tool; `None` for the gateway's own tools, which need no rule.
 
         Args:
-            tool: the tool, with the hints that the endpoint lists.
+            definition: the tool's definition, with the hints that the endpoint lists.
             name: its whole name.
             backend: the name of its back end; empty for the gateway's own tools.
             view: the name of the endpoint's view; empty for the endpoint of all tools.
         """
         if not backend:
             return None
-        return ToolRules(name, self.matching(Target("tool", name, backend, view, tool)))
+        return ToolRules(name, self.matching(Target("tool", name, backend, view, definition)))
 
     def matching(self, target: Target) -> list[Rule]:
         """Return the rules that match a target, in order."""
@@ -310,3 +314,24 @@ class Policy(Struct, frozen=True):
         """Return a key that two callers share if the same rules apply to them."""
         caller = Caller(principal)
         return tuple(rule.is_for(caller) for rule in self.rules)
+
+    def unused_texts(
+        self, known: Mapping[str, Collection[str]], uris: Collection[str] | None
+    ) -> Iterator[tuple[int, str, str]]:
+        """Yield the number of each rule with a member and a text that matches nothing that is
+        served, such as a misspelt name.
+
+        Args:
+            known: the names that the members about the target may match.
+            uris: URIs of resources, and patterns of URIs; `None` if some may be missing.
+        """
+        readings = [UriReadings.of(uri) for uri in uris or ()]
+        for number, rule in enumerate(self.rules):
+            match = rule.config.match
+            for member, names in known.items():
+                for text in getattr(match, member) or ():
+                    if not any(map(Texts([text]).match, names)):
+                        yield number, member, text
+            for text in (match.resource or ()) if uris is not None else ():
+                if not any(map(UriTexts([text]).overlaps, readings)):
+                    yield number, "resource", text

@@ -7,18 +7,12 @@ call the tool cannot read it, and a rule that names the page may refuse it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from roundgate.auth import Principal
-from roundgate.backends.definitions import meta_of
-from roundgate.backends.rule_texts import UriReadings, template_pattern
-from roundgate.backends.rules import NO_RULE, Caller, Policy, Rule, Target, ToolRules
-from roundgate.protocol.apps import page_uris
-from roundgate.settings import Kind
-
-if TYPE_CHECKING:
-    from roundgate.backends.catalog import ListName, ServedTool
+from roundgate.policy.config import Kind
+from roundgate.policy.rules import NO_RULE, Caller, Policy, Rule, Target, ToolRules
+from roundgate.policy.texts import UriReadings, template_pattern
 
 
 class ItemRules:
@@ -27,18 +21,19 @@ class ItemRules:
     Args:
         policy: all rules.
         view: the name of the endpoint's view; empty for the endpoint of all tools.
-        tools: the tools of the endpoint, with their rules.
+        pages: the URIs of the pages of tools, with the rules of each tool.
     """
 
-    def __init__(self, policy: Policy, view: str, tools: Mapping[str, ServedTool]) -> None:
+    def __init__(
+        self, policy: Policy, view: str, pages: Iterable[tuple[str, ToolRules | None]]
+    ) -> None:
         self.policy = policy
         self._view = view
         self._covers = {kind: policy.covers(kind) for kind in ("prompt", "resource")}
         self._tools_of_page: dict[str, list[ToolRules | None]] = {}
-        for served in tools.values():
-            for uri in page_uris(meta_of(served.tool.definition)):
-                for text in UriReadings.of(uri).normal:
-                    self._tools_of_page.setdefault(text, []).append(served.rules)
+        for uri, rules in pages:
+            for text in UriReadings.of(uri).normal:
+                self._tools_of_page.setdefault(text, []).append(rules)
 
     def covers(self, kind: Kind) -> bool:
         """Return whether prompts or resources are checked."""
@@ -53,7 +48,7 @@ class ItemRules:
         """Return a caller for the other methods."""
         return Caller(principal)
 
-    def allows(self, list_name: ListName, key: str, backend: str, caller: Caller) -> bool:
+    def allows(self, list_name: str, key: str, backend: str, caller: Caller) -> bool:
         """Return whether a caller may use an entry of a list, by its name, URI or template."""
         if list_name == "prompts":
             return self.prompt_refusal(key, backend, caller) is None

@@ -1,5 +1,5 @@
 """The section `policy` of gateway.yaml: rules about tools, prompts and resources.
-`roundgate.backends.rules` applies them."""
+`roundgate.policy.rules` applies them."""
 
 from __future__ import annotations
 
