@@ -28,10 +28,10 @@ from tests.support.task_client import TaskClient
 from tests.test_layering import APP, LAYERS, MODULES, imports, loaded_by_a_served_gateway
 
 HOUSE = {
-    "lines of roundgate": 84_076,
-    "lines of roundgate_aws": 5_900,
-    "lines of roundgate_console": 4_600,
-    "lines of roundgate_testing": 7_700,
+    "lines of roundgate": 83_311,
+    "lines of roundgate_aws": 6_058,
+    "lines of roundgate_console": 3_407,
+    "lines of roundgate_testing": 8_162,
     "files of a call": 32,
     "files of a call with ctx": 35,
     "files of a retry": 42,

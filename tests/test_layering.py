@@ -16,7 +16,7 @@ APP = Path(__file__).parent.parent / "app"
 
 LAYERS = [
     {"errors", "background", "clock", "garbage", "net", "version"},
-    {"json", "aws"},
+    {"json", "aws", "extensions"},
     {"lenient"},
     {"settings", "protocol", "observability"},
     {"auth", "client", "declare"},
@@ -29,10 +29,9 @@ LAYERS = [
     {"methods"},
     {"runtime"},
     {"http"},
-    {"roundgate_console"},
     {"main"},
-    {"roundgate_aws", "roundgate_testing"},
     {"cli"},
+    {"roundgate_aws", "roundgate_console", "roundgate_testing"},
 ]
 """Bottom first, without `roundgate.`. A module imports from its own package and from layers below it, never from beside
 or above."""
@@ -348,13 +347,29 @@ def test_a_gateway_with_python_tools_loads_no_other_kind_and_nothing_for_older_c
 
 def test_commands_load_no_pytest() -> None:
     """A user's machine may not have it."""
-    loaded = loaded_after("import roundgate.cli.cassette, roundgate.cli.suite, roundgate.cli.check")
+    commands = "roundgate_testing.cassette_command, roundgate_testing.suite_command"
+    loaded = loaded_after(f"import {commands}, roundgate.cli.check")
     assert not loaded & {"pytest", "_pytest"}
 
 
-def test_reading_a_command_line_does_not_load_the_app() -> None:
-    loaded = loaded_after("from roundgate.cli import parse; parse(['serve', 'gateway.yaml'])")
-    assert "roundgate.main" not in loaded
+def test_reading_a_command_line_loads_no_other_command() -> None:
+    loaded = loaded_after("from roundgate.cli import parse; parse(['ping', 'https://h/mcp'])")
+    commands = {name for name in loaded if name.startswith("roundgate.cli.")}
+    modules = {"arguments", "reading", "remote", "output"}
+    assert commands == {f"roundgate.cli.{name}" for name in modules}
+    assert not loaded & {"roundgate.main", "roundgate_testing", "roundgate_aws"}
+
+
+def test_the_gateway_imports_no_other_package_of_the_distribution() -> None:
+    """Commands and pages arrive as entry points (`roundgate.extensions`)."""
+    packages = ("roundgate_aws", "roundgate_console", "roundgate_testing")
+    found = {
+        (name, imported)
+        for name, tree in MODULES.items()
+        for imported in imports(tree)
+        if imported.startswith(packages) and not name.startswith(packages)
+    }
+    assert found == set()
 
 
 def test_every_package_says_what_it_is() -> None:

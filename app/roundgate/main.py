@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -55,9 +55,6 @@ from roundgate.runtime import checks
 from roundgate.runtime.startup import Loaded, Stores, build_core, read_configuration
 from roundgate.settings import Settings
 from roundgate.tasks.external import Deliveries
-
-if TYPE_CHECKING:  # imported at run time only if the console is on
-    from roundgate_console.routes import Served
 
 MAX_LEFT_OUT: Final = 20
 """The limit on the tools of a server that /healthz lists as left out."""
@@ -119,8 +116,15 @@ def build_app(
     server, http = file.config.server, file.config.http
     budget = BodyBudget(http.max_json_nodes, http.max_pending_bytes)
     layers, serves_as = _layers(replica, using, resources, verifiers, clock, budget)
-    console = _make_console(file, using, clock, replica, verifiers, serves_as)
-    if console is not None:
+    console = None
+    if file.config.console is not None:
+        from roundgate.extensions import load_extension
+
+        console = load_extension("console")(
+            *(file, using, clock, replica, next(iter(verifiers.values()))),
+            health=lambda: _read_health(replica),
+            serves_as=serves_as,
+        )
         layers.append(console.layer)
     app = FastAPI(
         title=server.name,
@@ -159,30 +163,6 @@ def build_app(
     app.state.core = core
     app.state.verifiers = verifiers
     return app
-
-
-def _make_console(
-    file: ConfigFile,
-    using: Settings,
-    clock: Clock,
-    replica: Replica,
-    verifiers: Mapping[str, Verifier],
-    serves_as: Callable[[Verifier], ASGIApp],
-) -> Served | None:
-    """Return the console, or `None` without the section `console`."""
-    if file.config.console is None:
-        return None
-    from roundgate_console.routes import make_console
-
-    return make_console(
-        file,
-        using,
-        clock,
-        replica,
-        next(iter(verifiers.values())),
-        health=lambda: _read_health(replica),
-        serves_as=serves_as,
-    )
 
 
 def _read_health(replica: Replica) -> Health:

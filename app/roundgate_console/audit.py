@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse
 from roundgate.audit.records import record_from_line
 from roundgate.audit.verifying import checkpoints_of, files_of, lines_of, verify
 from roundgate.runtime.audit_log import audit_directory
-from roundgate_console.frame import Console, PageError
+from roundgate_console.frame import Console, Page, PageError
 
 MAX_SHOWN: Final = 200
 """The limit on the records of a page."""
@@ -172,3 +172,6 @@ def _record(record: dict[str, Any]) -> AuditRecord:
         },
         **{name: value for name, value in texts.items() if isinstance(value, str) and value},
     )
+
+
+PAGE: Final = Page("/audit", "Audit log", make_router, 5)

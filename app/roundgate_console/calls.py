@@ -24,7 +24,7 @@ from roundgate_console.charts import (
     picture,
     updates_left,
 )
-from roundgate_console.frame import Console, PageError
+from roundgate_console.frame import Console, Page, PageError
 from roundgate_console.recent import RecentCall, recent_calls
 from roundgate_console.timeline import Moment, make_timeline, tone_of
 
@@ -158,3 +158,6 @@ async def _timeline(console: Console, call: str) -> tuple[list[Moment], str | No
             record, work = await console.core.stores.tasks.read_work(TaskRef.parse(task))
             steps = None if record is None or work is None else steps_done(record, work)
     return make_timeline(events, record, steps, console.clock.now_ms()), task
+
+
+PAGE: Final = Page("/calls", "Calls", make_router, 1)

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -72,6 +72,21 @@ class PageError(Inside):
         self.status = status
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page, or group of pages, in the navigation. An entry point of the group `roundgate.pages` names
+    it."""
+
+    path: str
+    """Its path below the console's own, such as `/tasks`."""
+    label: str
+    make_router: Callable[[Console], APIRouter]
+    place: int = 100
+    """Its place in the navigation; pages of the same place are sorted by their labels."""
+    templates: Path | None = None
+    """The folder of its templates, unless they are the console's own."""
+
+
 @dataclass
 class Console:
     """The parts that pages use."""
@@ -95,8 +110,8 @@ class Console:
     """The recent events of calls and tasks in this process."""
     process: str = f"process {os.getpid()} on {platform.node()}"
     """The name of this process."""
-    entries: Mapping[str, str] = field(default_factory=dict)
-    """The navigation: the label of each page by its path below the console's own."""
+    pages: Sequence[Page] = ()
+    """The pages, in the order of the navigation."""
 
     def __post_init__(self) -> None:
         self.core: Core = self.replica.core
@@ -105,7 +120,9 @@ class Console:
             name: hashlib.sha256(content).hexdigest()[:8] for name, content in self.static.items()
         }
         self._templates = Environment(
-            loader=FileSystemLoader(HERE / "templates"),
+            loader=FileSystemLoader(
+                [HERE / "templates", *(page.templates for page in self.pages if page.templates)]
+            ),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -118,6 +135,12 @@ class Console:
             tojson_text=lambda value: json.dumps(value, ensure_ascii=False, default=str),
             segment=lambda text: quote(text, safe=""),
         )
+
+    def tell_link(self, origin: str) -> None:
+        """Write a link that starts one session to the log. `origin` is the gateway's, for a browser on
+        this machine."""
+        url = f"{origin}{self.settings.path}/enter?token={self.sessions.seal_link()}"
+        log.warning("open the console once with this link: %s", url)
 
     @property
     def config(self) -> GatewayConfig:
@@ -225,7 +248,7 @@ class Console:
             csrf_token=operator.csrf if operator else "",
             url=lambda path="": self.url(scope, path),
             static=lambda name: self.url(scope, f"/static/{name}?v={self._versions[name]}"),
-            entries=self.entries,
+            entries={page.path: page.label for page in self.pages},
             here=self.path_of(scope),
             layout="part.html" if "hx-request" in request.headers else "base.html",
             server=self.config.server,

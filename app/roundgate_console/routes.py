@@ -1,11 +1,11 @@
-"""The console of a gateway: its pages, in the order of the navigation, and its layer."""
+"""The console of a gateway: its pages, which entry points of the group `roundgate.pages` name, and its
+layer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.middleware import Middleware
@@ -14,27 +14,15 @@ from starlette.types import ASGIApp
 from roundgate.auth import Principal, Verifier
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
+from roundgate.extensions import entries
 from roundgate.http import Health
 from roundgate.http.replica import Replica
 from roundgate.runtime.startup import make_ring
 from roundgate.settings import ConsoleConfig, Settings
-from roundgate_console import audit, calls, overview, signing_in, tasks, tools
+from roundgate_console import signing_in
 from roundgate_console.access import ConsoleAccess
-from roundgate_console.frame import Console
+from roundgate_console.frame import Console, Page
 from roundgate_console.sessions import Sessions
-
-PAGES: Final[Mapping[str, tuple[str, Callable[[Console], APIRouter]]]] = MappingProxyType(
-    {
-        "": ("Overview", overview.make_router),
-        "/calls": ("Calls", calls.make_router),
-        "/tasks": ("Tasks", tasks.make_router),
-        "/tools": ("Tools", tools.make_router),
-        "/limits": ("Limits", overview.make_limits_router),
-        "/audit": ("Audit log", audit.make_router),
-    }
-)
-"""Each page in the navigation, or group of pages, by its path: its label, and the function that makes
-its routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +57,17 @@ def make_console(
     """
     settings = file.config.console or ConsoleConfig()
     ring, store = make_ring(file.config, using, clock), replica.core.stores.sessions
+    pages: list[Page] = [entry.load() for entry in entries("roundgate.pages").values()]
     console = Console(
         *(file, settings, using, clock, replica),
         Sessions(ring, clock, settings.session_s, store),
         *(verifier, health, lambda principal: serves_as(KnownCaller(principal))),
-        entries={path: label for path, (label, _) in PAGES.items()},
+        pages=sorted(pages, key=lambda page: (page.place, page.label)),
     )
     router = APIRouter()
     router.include_router(signing_in.make_router(console))
-    for _, make_router in PAGES.values():
-        router.include_router(make_router(console))
+    for page in console.pages:
+        router.include_router(page.make_router(console))
     return Served(Middleware(ConsoleAccess, console=console), router, console)
 
 

@@ -86,7 +86,7 @@ class _Pages:
         console, principal = self._console, None
         if not self._takes_tokens:
             if self._links.take():
-                tell_link(console, _own_origin(request))
+                console.tell_link(_own_origin(request))
             return self._form(request, message="A new link is in the gateway's log.")
         fields = {name: values[0] for name, values in form_of(request).items()}
         token = fields.get("token", "").strip().encode("utf-8", "replace")
@@ -246,10 +246,3 @@ def _own_origin(request: Request) -> str:
     host, port = request.scope.get("server") or ("", None)
     shown = f"[{host}]" if ":" in host else host
     return "" if port is None else f"{request.scope['scheme']}://{shown}:{port}"
-
-
-def tell_link(console: Console, origin: str) -> None:
-    """Write a link that starts one session to the log. `origin` is the gateway's, for a browser on
-    this machine."""
-    url = f"{origin}{console.settings.path}/enter?token={console.sessions.seal_link()}"
-    log.warning("open the console once with this link: %s", url)

@@ -21,7 +21,7 @@ from roundgate.json import decode
 from roundgate.operators import ACTIONS, Act, Acted, TaskControl, possible_actions
 from roundgate.operators.continuing import Repeated, steps_done
 from roundgate.operators.facts import activity, details, short_event, task_facts
-from roundgate.operators.finding import PAGE, SearchResult, search
+from roundgate.operators.finding import PER_PAGE, SearchResult, search
 from roundgate.protocol import OPEN, Status
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted, Work
 from roundgate.tasks import TaskCall
@@ -37,7 +37,7 @@ from roundgate_console.charts import (
     updates_left,
 )
 from roundgate_console.forms import asked, questions_of, read_answers
-from roundgate_console.frame import Console, PageError, form_of, operator_of
+from roundgate_console.frame import Console, Page, PageError, form_of, operator_of
 from roundgate_console.recent import RecentEvents
 from roundgate_console.timeline import make_timeline
 
@@ -250,7 +250,7 @@ class _Pages:
             outcomes=[ending.value for ending in Ending],
             next=None if page.cursor is None else filters.query(cursor=page.cursor),
             watch=filters.query(left=str(left - 1)) if left > 0 and page.calls == 1 else None,
-            is_full=len(page.records) >= PAGE,
+            is_full=len(page.records) >= PER_PAGE,
             ages=histogram([(now_ms - task.created_ms) / 1000 for task in open_tasks], AGES_S),
             open_count=len(open_tasks),
             is_sample=is_sample,
@@ -428,3 +428,6 @@ def _act_from_form(shown: _Task, action: str, form: Mapping[str, Sequence[str]])
     if action == "answer":
         values["answers"] = read_answers(shown.questions(), form).value
     return Act.model_validate(values)
+
+
+PAGE: Final = Page("/tasks", "Tasks", make_router, 2)

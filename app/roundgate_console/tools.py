@@ -25,7 +25,7 @@ from roundgate_console.forms import (
     read_form,
     read_json,
 )
-from roundgate_console.frame import Console, PageError, form_of, operator_of
+from roundgate_console.frame import Console, Page, PageError, form_of, operator_of
 
 MAX_SHOWN: Final = 500
 """The limit on the tools of a page; a text narrows the list down."""
@@ -289,3 +289,6 @@ def _entry(served: ServedTool, catalog: Catalog) -> ToolEntry:
 def _matches(entry: ToolEntry, words: list[str]) -> bool:
     text = f"{entry.name} {entry.title or ''} {entry.description or ''} {entry.backend}".lower()
     return all(word in text for word in words)
+
+
+PAGE: Final = Page("/tools", "Tools", make_router, 3)

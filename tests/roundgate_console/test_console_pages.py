@@ -241,3 +241,44 @@ async def test_the_path_operations_are_in_the_openapi_document() -> None:
         for operation in operations.values():
             assert operation["tags"] == ["console"]
             assert operation["summary"]
+
+
+FORECAST = '''"""A page of another package."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from roundgate_console.frame import Console, Page
+
+
+def make_router(console: Console) -> APIRouter:
+    async def page(request: Request) -> Any:
+        return console.page(request, "forecast.html", weather="rain")
+
+    return console.page_router({"GET /forecast": page})
+
+
+PAGE = Page("/forecast", "Forecast", make_router, templates=Path(__file__).parent)
+'''
+
+
+async def test_a_page_of_another_package_is_one_file_its_template_and_one_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "forecast.py").write_text(FORECAST)
+    template = "{% extends layout %}{% block main %}<h1>{{ weather }}</h1>{% endblock %}"
+    (tmp_path / "forecast.html").write_text(template)
+    metadata = tmp_path / "forecast-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: forecast\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[roundgate.pages]\nforecast = forecast:PAGE\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with local(hello) as browser:
+        assert "<h1>rain</h1>" in await browser.page("/forecast")
+        overview = await browser.page()
+    labels = ["Overview", "Calls", "Tasks", "Tools", "Limits", "Audit log", "Forecast"]
+    assert [overview.index(f">{label}<") for label in labels] == sorted(
+        overview.index(f">{label}<") for label in labels
+    )

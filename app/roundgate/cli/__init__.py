@@ -1,5 +1,9 @@
-"""The command `roundgate`. `options` defines the arguments; a command's module is imported when the
-command is chosen."""
+"""The command `roundgate`.
+
+A module of a command has `declare(commands)`, which adds its commands with their options, beside the
+function that runs them. It is in `COMMANDS`, or an installed package registers it as an entry point
+of the group `roundgate.commands`. Only the module of the chosen command is imported.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Final
 
-from roundgate.cli import options
-from roundgate.cli.arguments import CommandParser, with_stack
+from roundgate.cli.arguments import CommandParser
 from roundgate.errors import ConfigError, UsageError
+from roundgate.extensions import entries
 from roundgate.garbage import kept
 from roundgate.observability import escaped
 from roundgate.observability.terminal import adapt
@@ -27,13 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if os.getpid() == 1:  # in a container, where the kernel drops unhandled signals to PID 1
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    arguments = parse(with_stack(sys.argv[1:] if argv is None else argv))
+    with kept():
+        arguments = parse(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         adapt(stream)
     try:
-        with kept():
-            command = import_module(f"roundgate.cli.{arguments.module}")
-        status: int = command.run(arguments)
+        status: int = arguments.run(arguments)
         sys.stdout.flush()
     except ConfigError as error:
         lines = "\n".join(map(str, error.problems)).split("\n")  # may quote a server
@@ -50,13 +54,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+COMMANDS: Final = {
+    **dict.fromkeys(("new", "docs", "keys", "schema"), "roundgate.cli.repository"),
+    **{
+        name: f"roundgate.cli.{name}"
+        for name in ("serve", "check", "upstreams", "worker", "tasks", "audit", "policy")
+    },
+    **dict.fromkeys(("call", "wait"), "roundgate.cli.call"),
+    **dict.fromkeys(
+        ("list", "describe", "read", "prompt", "complete", "listen", "ping"),
+        "roundgate.cli.reading",
+    ),
+}
+"""The module of each command of the gateway, in the order of `roundgate --help`."""
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; exit with status 2 if it is invalid."""
-    return make_parser().parse_args(argv)
+    return make_parser(argv[0] if argv else None).parse_args(argv)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line. It has only the commands of the same module as
+    `command`, or all commands if there is no such command."""
     parser = argparse.ArgumentParser(
         prog="roundgate", description="A stateless MCP gateway (revision 2026-07-28)."
     )
@@ -64,7 +84,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=text, help="print the version and exit"
     )
-    options.add_commands(
-        parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)
-    )
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)
+    added = {} if command in COMMANDS else entries("roundgate.commands")
+    modules = COMMANDS | {name: entry.module for name, entry in added.items()}
+    chosen = [modules[command]] if command in modules else modules.values()
+    for module in dict.fromkeys([] if command == "--version" else chosen):
+        import_module(module).declare(commands)
     return parser

@@ -1,5 +1,5 @@
-"""Parsing of the command line: the parser of a command, the types of arguments, and the arguments
-that set environment variables."""
+"""Parsing of the command line: the parser of a command, the types of arguments, the arguments that
+several commands have, and those that set environment variables."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from roundgate.clock import UNITS_S
 from roundgate.storage import TaskRef
 
 _FILE: Final = "gateway.yaml"
 Number = TypeVar("Number", int, float)
+Run: TypeAlias = Callable[[argparse.Namespace], int]
+"""Runs a command and returns its exit status."""
 
 
 def task_ref(text: str) -> TaskRef:
@@ -74,22 +76,6 @@ def into_environment(arguments: argparse.Namespace) -> None:
             os.environ[f"GATEWAY_{name.upper()}"] = "true"
 
 
-def with_stack(words: Sequence[str]) -> Sequence[str]:
-    """Return a command line in which `deploy` has a stack name, or an empty name if none was typed.
-
-    Without it, argparse would take the value of a `sam` option for the name. With an empty name,
-    the name in samconfig.toml is used.
-    """
-    match words:
-        case ["deploy"]:
-            return ["deploy", ""]
-        case ["deploy", str(word), *_] if word not in ("-h", "--help"):
-            # an option, or the path of gateway.yaml
-            is_none = word.startswith("-") or "." in word or "/" in word
-            return ["deploy", "", *words[1:]] if is_none else words
-    return words
-
-
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command, or of a command with actions.
 
@@ -103,6 +89,8 @@ class CommandParser(argparse.ArgumentParser):
         """Whether an argument consumes all words after it, as a subcommand and REMAINDER do. Such a
         parser cannot intermix."""
         self._is_mixing = False
+        self.complete: Callable[[Sequence[str]], Sequence[str]] = list
+        """Returns the words of the command with those that may be left out."""
         super().__init__(*arguments, **options)  # adds --help
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
@@ -116,6 +104,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # argparse declares four overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
+        args = self.complete(args or ())
         if self._takes_the_rest or self._is_mixing:
             return super().parse_known_args(args, namespace)
         self._is_mixing = True  # before Python 3.13 the next line calls this method
@@ -123,3 +112,62 @@ class CommandParser(argparse.ArgumentParser):
             return self.parse_known_intermixed_args(args, namespace)
         finally:
             self._is_mixing = False
+
+
+class Commands(Protocol):
+    """The subparsers of a parser, as `CommandParser.add_subparsers` returns them."""
+
+    def add_parser(self, name: str, **options: Any) -> CommandParser: ...
+
+
+class Options(Protocol):
+    """A parser or an argument group."""
+
+    def add_argument(self, *names: Any, **options: Any) -> Any: ...
+
+
+def command(
+    commands: Commands,
+    name: str,
+    about: str,
+    *examples: str,
+    run: Run | None = None,
+    **options: Any,
+) -> CommandParser:
+    """Add a command that `run` runs, or an action of a command."""
+    if examples:
+        options["formatter_class"] = argparse.RawDescriptionHelpFormatter
+        options["epilog"] = "\n  ".join(("examples:", *examples))
+    parser = commands.add_parser(name, help=about, **options)
+    if run is not None:
+        parser.set_defaults(run=run)
+    return parser
+
+
+def flag(parser: Options, name: str, about: str) -> None:
+    parser.add_argument(name, action="store_true", help=about)
+
+
+def repeated(parser: Options, name: str, metavar: str, about: str) -> None:
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=about)
+
+
+def add_config(command: argparse.ArgumentParser) -> None:
+    about = "gateway.yaml (default: GATEWAY_CONFIG, or the nearest, here or in a directory above)"
+    command.add_argument("config", nargs="?", type=Path, help=about)
+
+
+def add_config_option(action: argparse.ArgumentParser, content: str) -> None:
+    about = f"gateway.yaml {content} (default: as for serve)"
+    action.add_argument("--config", type=Path, metavar="FILE", help=about)
+
+
+def add_log(command: argparse.ArgumentParser) -> None:
+    about = "log level (default: GATEWAY_LOG_LEVEL, or info)"
+    levels = ("debug", "info", "warning", "error")
+    command.add_argument("--log-level", choices=levels, help=about)
+    about = "log format (default: GATEWAY_LOG_FORMAT, or auto: text on a terminal, otherwise JSON)"
+    command.add_argument("--log-format", choices=("auto", "text", "json"), help=about)
+
+
+PORT: Final = number(int, 0, 65_535)

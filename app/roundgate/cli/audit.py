@@ -21,13 +21,46 @@ from roundgate.audit.verifying import (
     records_of_call,
     verify,
 )
-from roundgate.cli.arguments import configuration_file
+from roundgate.cli.arguments import Commands, add_config_option, command, configuration_file, flag
 from roundgate.cli.output import say, show_json
 from roundgate.config import ConfigFile
 from roundgate.errors import ParseError, UsageError
 from roundgate.json import decode
 from roundgate.runtime.audit_log import audit_directory, make_digests
 from roundgate.settings import AuditConfig
+
+
+def declare(commands: Commands) -> None:
+    """Add `roundgate audit`."""
+    audit = command(commands, "audit", "verify and read the audit log", run=run)
+    actions = audit.add_subparsers(dest="action", required=True)
+    about = "find records that were changed, removed or reordered"
+    verify = command(
+        actions, "verify", about, "roundgate audit verify",
+        "roundgate audit verify /var/log/roundgate --anchors gateway.log",
+    )  # fmt: skip
+    add_audit_paths(verify)
+    about = "file with checkpoints that were kept elsewhere, such as a JSON log; may be repeated"
+    verify.add_argument(
+        "--anchors", type=Path, action="append", default=[], metavar="FILE", help=about
+    )
+    flag(verify, "--mixed", "skip lines that are not records, as in an exported log")
+    about = "print the records of a call, with its rounds and tasks"
+    show = command(actions, "show", about, "roundgate audit show V1Xq0d3nRkmzk1m2Yb9S7w")
+    show.add_argument("call", metavar="CALL", help="id of the call, as the log has it")
+    add_audit_paths(show)
+    flag(show, "--json", "print the records as JSON, one per line")
+    about = "print the digest of arguments or of an answer, to compare it with a record"
+    digest = command(actions, "digest", about, "roundgate audit digest arguments.json")
+    about = "file with the value as JSON (default: standard input)"
+    digest.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
+    add_config_option(digest, "of the log")
+
+
+def add_audit_paths(action: argparse.ArgumentParser) -> None:
+    about = "files or directories of the log (default: the directory of gateway.yaml)"
+    action.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=about)
+    add_config_option(action, "of the log")
 
 
 def run(arguments: argparse.Namespace) -> int:

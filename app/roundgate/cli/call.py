@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from roundgate.cli import output, remote
+from roundgate.cli.arguments import Commands, command, flag
 from roundgate.cli.output import Status, say
 from roundgate.cli.reading import resolved
 from roundgate.client import Answers, CallResult, Client, Task, split_handle
@@ -44,6 +45,41 @@ from roundgate.errors import (
     WrongHandle,
 )
 from roundgate.json import at_reference
+
+
+def declare(commands: Commands) -> None:
+    """Add the commands of this module."""
+    call = command(
+        commands, "call", "call a tool of a server",
+        "roundgate call http://127.0.0.1:8000/mcp calculate expression='2 * 21'",
+        "roundgate call https://host/mcp search filter:='{\"year\": 2026}' tag=a tag=b | jq .items",
+        "roundgate call https://host/mcp deploy env=prod --answers answers.yaml --detach",
+        run=run,
+    )  # fmt: skip
+    remote.add_url(call)
+    call.add_argument("tool", help="the tool's name, as `list` prints it")
+    remote.add_pairs(call, "arguments, also as KEY:=JSON or KEY=@FILE")
+    flag(call, "--detach", "print a handle as soon as the call is a task")
+    about = "maximum number of rounds of the call (default: 10)"
+    call.add_argument("--max-rounds", type=int, metavar="N", help=about)
+    levels = ("debug", "info", "notice", "warning", "error")
+    call.add_argument(
+        "--log-level", choices=levels, help="show log messages of this level and above"
+    )
+    remote.add_timeout(call)
+    remote.add_answers(call)
+    remote.add_connection(call)
+
+    wait = command(
+        commands, "wait", "wait for a task", "roundgate wait 'https://host/mcp#task=786512e2'",
+        "roundgate wait 'https://host/mcp#task=786512e2' --cancel", run=run,
+    )  # fmt: skip
+    remote.add_cassette_option(wait)
+    wait.add_argument("handle", help="the handle that `call --detach` printed")
+    flag(wait, "--cancel", "ask the server to cancel the task instead")
+    remote.add_timeout(wait)
+    remote.add_answers(wait)
+    remote.add_connection(wait)
 
 
 def run(arguments: argparse.Namespace) -> int:

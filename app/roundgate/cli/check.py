@@ -16,7 +16,7 @@ from roundgate.backends.config import NOT_PLAIN
 from roundgate.backends.definitions import meta_of
 from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.schema_values import Document, ambiguous
-from roundgate.cli.arguments import configuration_file
+from roundgate.cli.arguments import PORT, Commands, add_config, command, configuration_file, flag
 from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
@@ -36,6 +36,22 @@ _MAX_NAMED: Final = 5
 _ASKS: Final = frozenset({"elicitation", "sampling", "roots"})
 """The client capabilities that a tool's questions need."""
 _ENVIRONMENT: Final = "environment"
+
+
+def declare(commands: Commands) -> None:
+    """Add `roundgate check`."""
+    about = "find every problem in a configuration, and list what it serves"
+    check = command(
+        commands, "check", about, "roundgate check",
+        "roundgate check --file-only deployments/prod.yaml", run=run,
+    )  # fmt: skip
+    add_config(check)
+    about = "skip checks of this environment, if another machine serves the file"
+    flag(check, "--file-only", about)
+    check.add_argument(
+        "--host", default="127.0.0.1", help="address to check (default: %(default)s)"
+    )
+    check.add_argument("--port", type=PORT, help="also check whether this port is free")
 
 
 def run(arguments: argparse.Namespace) -> int:

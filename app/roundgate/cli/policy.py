@@ -19,7 +19,8 @@ from roundgate.audit.verifying import files_of, lines_of
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends import Catalog, ServedTool
 from roundgate.backends.catalog import skill_backend
-from roundgate.cli.arguments import configuration_file
+from roundgate.cli.arguments import Commands, add_config_option, command, configuration_file
+from roundgate.cli.audit import add_audit_paths
 from roundgate.cli.output import say, show_table
 from roundgate.clock import Clock, Deadline
 from roundgate.config import ConfigFile
@@ -41,6 +42,32 @@ RECORDED_KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {"tools/call": "tool", "prompts/get": "prompt", "resources/read": "resource"}
 )
 """The methods of recorded calls, with the kinds of their targets."""
+
+
+def declare(commands: Commands) -> None:
+    """Add `roundgate policy`."""
+    about = "explain the decisions of the rules in gateway.yaml"
+    policy = command(commands, "policy", about, run=run)
+    actions = policy.add_subparsers(dest="action", required=True)
+    about = "print which rules apply to a call, and which of them decides"
+    explain = command(
+        actions, "explain", about, "roundgate policy explain ann refund",
+        'roundgate policy explain \'{"sub": "ann", "groups": "ops"}\' refund --arguments \'{"amount": 70}\'',
+        "roundgate policy explain ann file:///secret/plan.md",
+    )  # fmt: skip
+    about = "subject of the caller, or the claims of its token as JSON"
+    explain.add_argument("principal", metavar="PRINCIPAL", help=about)
+    about = "tool, prompt, or URI of a resource or skill, as `check` prints it"
+    explain.add_argument("name", metavar="NAME", help=about)
+    about = "arguments of the call as JSON (default: unknown)"
+    explain.add_argument("--arguments", metavar="JSON", help=about)
+    explain.add_argument("--view", metavar="NAME", help="view that is called (default: none)")
+    about = "print what the rules decide about the calls of an audit log"
+    replay = command(
+        actions, "replay", about, "roundgate policy replay", "roundgate policy replay audit/"
+    )
+    add_audit_paths(replay)
+    add_config_option(explain, "with the rules")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.cli import output, remote
+from roundgate.cli.arguments import Commands, command, repeated
 from roundgate.cli.output import Status, columns, cut, say
 from roundgate.client import Client, Prompt, Resource, Tool
 from roundgate.errors import BadAnswer, ClientError, RpcError, UsageError
@@ -22,6 +23,73 @@ _MAX_DESCRIPTION: Final = 80
 _MAX_CHOICES: Final = 8
 _MAX_DEPTH: Final = 3
 _MAX_REFERENCES: Final = 32
+
+
+KINDS: Final = ("tools", "prompts", "resources", "templates")
+
+
+def declare(commands: Commands) -> None:
+    """Add the commands of this module."""
+    listed = command(
+        commands, "list", "list tools, prompts and resources of a server",
+        "roundgate list https://host/mcp", "roundgate list https://host/mcp tools --json",
+        run=run,
+    )  # fmt: skip
+    remote.add_url(listed)
+    listed.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind")
+    remote.add_connection(listed)
+
+    about = "describe a server, or one of its tools, prompts or resources"
+    describe = command(
+        commands, "describe", about, "roundgate describe https://host/mcp",
+        "roundgate describe https://host/mcp search", run=run,
+    )  # fmt: skip
+    remote.add_url(describe)
+    describe.add_argument("name", nargs="?", help="a name or a URI (default: the server itself)")
+    remote.add_connection(describe)
+
+    example = "roundgate read https://host/mcp file:///logo.png > logo.png"
+    read = command(commands, "read", "read a resource", example, run=run)
+    remote.add_url(read)
+    read.add_argument("uri", help="URI of the resource")
+    remote.add_answers(read)
+    remote.add_connection(read)
+
+    example = "roundgate prompt https://host/mcp review language=python"
+    prompt = command(commands, "prompt", "fill in a prompt", example, run=run)
+    remote.add_url(prompt)
+    prompt.add_argument("name", help="name of the prompt")
+    remote.add_pairs(prompt, "arguments of the prompt, as text")
+    remote.add_answers(prompt)
+    remote.add_connection(prompt)
+
+    about = "list possible values of an argument of a prompt or a resource template"
+    example = "roundgate complete https://host/mcp review language py"
+    complete = command(commands, "complete", about, example, run=run)
+    remote.add_url(complete)
+    complete.add_argument("name", help="name of the prompt, or the URI template")
+    complete.add_argument("argument", help="the argument to complete")
+    complete.add_argument(
+        "value", nargs="?", default="", help="the beginning of the argument's value"
+    )
+    remote.add_pairs(complete, "values of other arguments")
+    remote.add_connection(complete)
+
+    listen = command(
+        commands, "listen", "print changes of a server, one line of JSON each",
+        "roundgate listen https://host/mcp tools",
+        "roundgate listen https://host/mcp --uri file:///config.yaml", run=run,
+    )  # fmt: skip
+    remote.add_url(listen)
+    choices, about = [*KINDS[:3], []], "kind of changes: tools, prompts, resources (default: all)"
+    listen.add_argument("kinds", nargs="*", choices=choices, metavar="KIND", help=about)
+    repeated(listen, "--uri", "URI", "a resource to listen to; may be repeated")
+    remote.add_connection(listen)
+
+    about, example = "measure the time of a round trip", "roundgate ping https://host/mcp"
+    ping = command(commands, "ping", about, example, run=run)
+    remote.add_url(ping)
+    remote.add_connection(ping)
 
 
 def run(arguments: argparse.Namespace) -> int:

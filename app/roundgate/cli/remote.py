@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate import errors
-from roundgate.cli.options import SECRET_VARIABLE
+from roundgate.cli.arguments import Options, flag, repeated
 from roundgate.cli.output import escaped_lines, say
 from roundgate.client import (
     VERSIONS,
@@ -36,10 +36,14 @@ from roundgate.client import (
     Question,
 )
 from roundgate.clock import Clock
+from roundgate.extensions import load_extension
 from roundgate.observability import Style, escaped
 from roundgate.settings import yaml_file
 from roundgate.settings.files import open_private
 
+TOKEN_VARIABLE: Final = "ROUNDGATE_TOKEN"  # noqa: S105 — a name
+"""The default environment variable for a bearer token."""
+SECRET_VARIABLE: Final = "ROUNDGATE_CLIENT_SECRET"  # noqa: S105 — a name
 DONE: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
@@ -97,9 +101,8 @@ async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
     with ExitStack() as files:
         options = client_options(arguments, files)
         if arguments.cassette is not None:
-            from roundgate_testing.cassettes import Recorder
-
-            options["transport"] = Recorder(arguments.cassette, arguments.url)
+            recorder = load_extension("cassette-recorder")
+            options["transport"] = recorder(arguments.cassette, arguments.url)
         async with Client(arguments.url, **options) as client:
             return await work(client, arguments)
 
@@ -246,3 +249,50 @@ class _AtTheTerminal:
             self._person = Person()
         self._before_asking()
         return await self._person(question)
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    add_cassette_option(parser)
+    parser.add_argument("url", help="the server's endpoint, such as http://127.0.0.1:8000/mcp")
+
+
+def add_pairs(parser: argparse.ArgumentParser, about: str) -> None:
+    parser.add_argument("pairs", nargs="*", metavar="KEY=VALUE", help=about)
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    about = "time limit of the whole command in seconds (default: none)"
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help=about)
+
+
+def add_answers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("questions of the server")
+    about = "file with answers by question or by field (YAML, JSON)"
+    group.add_argument("--answers", type=Path, metavar="FILE", help=about)
+    flag(group, "--no-input", "ask no questions, even on a terminal")
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    flag(parser, "--json", "print whole results as JSON")
+    group = parser.add_argument_group("connection")
+    add_token(group)
+    flag(group, "--login", "log in with the browser, and store tokens in the keyring")
+    about = f"id of an OAuth client; set its secret in {SECRET_VARIABLE}, unless --login"
+    group.add_argument("--client-id", help=about)
+    about = "accept only this authorization server"
+    group.add_argument("--issuer", metavar="URL", help=about)
+    about = "speak only this revision of the protocol; may be repeated"
+    group.add_argument("--revision", action="append", metavar="DATE", help=about)
+    about = "write each message to a file, one per line"
+    group.add_argument("--transcript", type=Path, metavar="FILE", help=about)
+
+
+def add_token(parser: Options) -> None:
+    about = "environment variable with a bearer token (default: %(default)s)"
+    parser.add_argument("--token-env", default=TOKEN_VARIABLE, metavar="NAME", help=about)
+    repeated(parser, "--header", "NAME:VALUE", "header to send with each request; may be repeated")
+
+
+def add_cassette_option(parser: argparse.ArgumentParser) -> None:
+    about = "file to record the conversation in, as a cassette"
+    parser.add_argument("--cassette", type=Path, metavar="FILE", help=about)

@@ -13,14 +13,57 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from roundgate.cli.arguments import Commands, command, flag
 from roundgate.cli.output import show_table
 from roundgate.config import json_schema
 from roundgate.errors import UsageError
+from roundgate.extensions import load_extension
 from roundgate.tokens import keys
-from roundgate_aws import options
 
 if TYPE_CHECKING:
     from roundgate.cli.new_service import NewService
+
+
+def declare(commands: Commands) -> None:
+    """Add the commands of this module."""
+    new = command(
+        commands, "new", "create a repository for your tools", "roundgate new weather",
+        "roundgate new shop --from openapi.json", "roundgate new shop --aws", run=run,
+    )  # fmt: skip
+    new.add_argument(
+        "directory", type=Path, help="directory to create; the repository has its name"
+    )
+    about = "OpenAPI document to copy and serve as well"
+    new.add_argument("--from", dest="openapi", type=Path, metavar="FILE", help=about)
+    flag(new, "--aws", "add samconfig.toml, and a workflow that deploys the stack")
+
+    about = "print a page of this version's documentation, or list the pages"
+    docs = command(
+        commands, "docs", about, "roundgate docs", "roundgate docs configuration", run=run
+    )
+    docs.add_argument(
+        "page",
+        nargs="?",
+        metavar="PAGE",
+        help="name of a page, such as configuration (default: list the pages)",
+    )
+
+    keys = command(
+        commands, "keys", "make and rotate the keys that seal requestState",
+        "roundgate keys new", "roundgate keys rotate --stage 1", run=run,
+    )  # fmt: skip
+    actions = keys.add_subparsers(dest="action", required=True)
+    actions.add_parser("new", help="print a new key for GATEWAY_STATE_KEYS")
+    about = "print GATEWAY_STATE_KEYS for the next stage of a rotation"
+    rotate = actions.add_parser("rotate", help=about)
+    about = "1: add a key, 2: seal with the new key, 3: drop the old keys"
+    rotate.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help=about)
+
+    schema = command(
+        commands, "schema", "print a JSON Schema for editors",
+        "roundgate schema > gateway.schema.json", "roundgate schema --suite", run=run,
+    )  # fmt: skip
+    flag(schema, "--suite", "print the schema of suites (default: of gateway.yaml)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,7 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
         case "new":
             _new(arguments)
         case "schema":
-            print(_suite_schema() if arguments.suite else gateway_schema())
+            if arguments.suite:
+                print(json.dumps(load_extension("suite-schema")(), indent=2))
+            else:
+                print(gateway_schema())
         case "keys":
             print(keys.new_key() if arguments.action == "new" else _rotated(arguments.stage))
         case "docs":
@@ -91,7 +137,7 @@ def write_repository(directory: Path, openapi: Path | None, *, aws: bool = False
         "backends": "" if service is None else service.entry + service.sections,
         "variables": "" if service is None else service.variables,
         "aws_extra": '\naws = ["roundgate[aws]"]' if aws else "",
-        "parameters": options.commented() if aws else "",
+        "parameters": load_extension("aws-parameters")() if aws else "",
     }
     templates = _FILES | _FILES_FOR_AWS if aws else _FILES
     contents = {place: _filled(file, values).encode() for file, place in templates.items()}
@@ -142,12 +188,6 @@ def _filled(file: str, values: Mapping[str, str]) -> str:
 def _template(file: str) -> str:
     source = files("roundgate.cli").joinpath("new_files", f"{file}.txt")
     return source.read_text(encoding="utf-8")
-
-
-def _suite_schema() -> str:
-    from roundgate_testing.suites import schema_of_suites
-
-    return json.dumps(schema_of_suites(), indent=2)
 
 
 _REFERENCE: Final = {

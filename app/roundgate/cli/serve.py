@@ -15,7 +15,15 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from roundgate.cli.arguments import into_environment
+from roundgate.cli.arguments import (
+    PORT,
+    Commands,
+    add_config,
+    add_log,
+    command,
+    flag,
+    into_environment,
+)
 from roundgate.cli.check import bind
 from roundgate.errors import UsageError
 from roundgate.garbage import kept
@@ -37,6 +45,26 @@ starts does not answer while it imports the gateway, which takes a busy machine 
 ACCEPTS_AT_ONCE: Final = 16
 """The number of connections accepted in one iteration of the event loop."""
 log = logging.getLogger("roundgate")
+
+
+def declare(commands: Commands) -> None:
+    """Add `roundgate serve`."""
+    serve = command(
+        commands, "serve", "serve a configuration over HTTP", "roundgate serve --reload",
+        "roundgate serve gateway.yaml --port 0 --log-level debug",
+        "roundgate serve --host 0.0.0.0 --workers 4", run=run,
+    )  # fmt: skip
+    add_config(serve)
+    about = "address to bind to (default: %(default)s)"
+    serve.add_argument("--host", default="127.0.0.1", help=about)
+    about = "port to bind to, 0 for any free port (default: %(default)s)"
+    serve.add_argument("--port", type=PORT, default=8000, help=about)
+    flag(serve, "--allow-anonymous", "bind to any address without authentication")
+    about = "processes that share the port (default: %(default)s)"
+    serve.add_argument("--workers", type=int, default=1, help=about)
+    about = "watch gateway.yaml and the modules that it loads, and serve their changes (SIGHUP reloads once)"
+    flag(serve, "--reload", about)
+    add_log(serve)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,9 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
     if file.config.console is not None and file.config.auth == "none":
-        from roundgate_console.signing_in import tell_link
-
-        tell_link(app.state.console, url_of(bound, arguments.host, ""))
+        app.state.console.tell_link(url_of(bound, arguments.host, ""))
     # uvicorn raises the signal again after its shutdown, so exit with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)

@@ -22,7 +22,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate import config
-from roundgate.cli.arguments import configuration_file
+from roundgate.cli.arguments import (
+    Commands,
+    add_config_option,
+    age_ms,
+    command,
+    configuration_file,
+    flag,
+    number,
+    repeated,
+    task_ref,
+)
 from roundgate.cli.output import Status as StatusLine
 from roundgate.cli.output import say, show_json, show_table, show_text
 from roundgate.client import Progress
@@ -47,6 +57,128 @@ PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 COUNTED: Final = 100_000
 """The limit on the open tasks that `count` reads, which take some 60 MB of memory."""
 _AT_ONCE: Final = 16
+
+
+def declare(commands: Commands) -> None:
+    """Add `roundgate tasks`."""
+    tasks = command(commands, "tasks", "list and manage tasks, as the operator", run=run)
+    actions = tasks.add_subparsers(dest="action", required=True)
+
+    listed = _task_action(
+        actions,
+        "list",
+        "list tasks",
+        "roundgate tasks list --status working --older-than 1h",
+        "roundgate tasks list --status failed --tool refund --json | jq -r .task",
+        "roundgate tasks list --outcome step_failed",
+    )
+    _add_filters(listed)
+    about = "maximum number of tasks to show (default: %(default)s)"
+    listed.add_argument("--limit", type=number(int, 1, 999_999_999), default=100, help=about)
+    listed.add_argument(
+        "--cursor", help="continue a list from the value that the previous page printed"
+    )
+
+    about = "show a task, without its arguments, answers and result"
+    show = _task_action(actions, "show", about, "roundgate tasks show OWNER.ID")
+    show.add_argument("task", type=task_ref, help=_AS_LISTED)
+    about = "print a line for each change of a task, until it ends"
+    watch = _task_action(actions, "watch", about, "roundgate tasks watch OWNER.ID")
+    watch.add_argument("task", type=task_ref, help=_AS_LISTED)
+    seconds, about = number(float, 0.1, 3_600), "seconds between two reads (default: %(default)s)"
+    watch.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help=about)
+
+    about = "count open tasks, and show the age of the oldest"
+    _task_action(actions, "count", about, "roundgate tasks count")
+    about = "count open tasks by their version of a changed handler (ctx.version)"
+    versions = _task_action(actions, "versions", about, "roundgate tasks versions --tool refund")
+    versions.add_argument("--tool", help="only tasks of this tool")
+    about = "print recorded histories of tasks, one per line, to replay in a test"
+    export = command(
+        actions, "export", about, "roundgate tasks export --tool refund > histories.jsonl",
+        "roundgate tasks export --values --redact email --limit 20 > histories.jsonl",
+    )  # fmt: skip
+    add_config_option(export, "of the tasks")
+    _add_filters(export)
+    about = "maximum number of tasks to export (default: %(default)s)"
+    export.add_argument("--limit", type=number(int, 1, 1_000_000), default=100, help=about)
+    about = "skip tasks with a longer history, in bytes (default: %(default)s)"
+    export.add_argument("--max-bytes", type=number(int, 1, 10**9), default=1_000_000, help=about)
+    flag(export, "--values", "include arguments, results, answers and callers, for an exact replay")
+    about = "redact the values of this member, step or field; may be repeated"
+    repeated(export, "--redact", "NAME", about)
+    for name, about, *examples in (
+        (
+            "cancel",
+            "cancel tasks",
+            "roundgate tasks cancel OWNER.ID",
+            "roundgate tasks cancel --tool refund --older-than 1d --dry-run",
+        ),
+        (
+            "requeue",
+            "queue waiting tasks again, and named tasks even if a worker runs them",
+            "roundgate tasks requeue OWNER.ID",
+        ),
+        (
+            "retry",
+            "continue tasks at their failed step, and parked tasks",
+            "roundgate tasks retry OWNER.ID",
+            "roundgate tasks retry OWNER.ID --from charge",
+            "roundgate tasks retry --tool refund --outcome step_failed --yes",
+        ),
+        (
+            "purge",
+            "delete tasks that ended, with their results",
+            "roundgate tasks purge OWNER.ID",
+            "roundgate tasks purge --owner OWNER --older-than 30d --yes",
+        ),
+    ):
+        action = _task_action(actions, name, about, *examples)
+        action.add_argument("task", type=task_ref, nargs="*", help=_AS_LISTED)
+        _add_filters(action)
+        flag(action, "--dry-run", "only print the tasks")
+        flag(action, "--yes", "do not ask for confirmation")
+        if name == "retry":
+            about = "repeat this step, named as `show` prints it, and all later steps; for one task"
+            action.add_argument("--from", dest="from_step", metavar="STEP", help=about)
+    about = "deliver an external event that a task waits for"
+    event = _task_action(
+        actions,
+        "event",
+        about,
+        "roundgate tasks event OWNER.ID paid --payload-file payment.json",
+        "roundgate tasks event OWNER.ID paid --payload-file - < payment.json",
+    )
+    event.add_argument("task", type=task_ref, help=_AS_LISTED)
+    event.add_argument("event", metavar="NAME", help="name of the event, as `show` prints it")
+    about = "file with the payload as JSON; - for standard input (default: null)"
+    event.add_argument("--payload-file", metavar="FILE", help=about)
+
+
+_AS_LISTED: Final = "task, as `list` prints it"
+
+
+def _task_action(
+    actions: Commands, name: str, about: str, *examples: str
+) -> argparse.ArgumentParser:
+    action = command(actions, name, about, *examples)
+    add_config_option(action, "of the tasks")
+    flag(action, "--json", "print JSON objects, one per line")
+    return action
+
+
+def _add_filters(parser: argparse.ArgumentParser) -> None:
+    about = "only tasks of this owner: the part of OWNER.ID before the dot"
+    parser.add_argument("--owner", help=about)
+    parser.add_argument("--tool", help="only tasks of this tool")
+    statuses = ("working", "input_required", "completed", "failed", "cancelled")
+    about = "only tasks with this status, where a failed step counts as failed; may be repeated"
+    parser.add_argument("--status", choices=statuses, action="append", help=about)
+    outcomes = ("ok", "tool_error", "step_failed", "error", "cancelled")
+    about = "only tasks with this outcome; may be repeated"
+    parser.add_argument("--outcome", choices=outcomes, action="append", help=about)
+    about = "only tasks older than this age: 90s, 15m, 2h, 1d"
+    parser.add_argument("--older-than", type=age_ms, metavar="AGE", help=about)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -312,8 +444,8 @@ def _print_facts(facts: Mapping[str, Any], steps: Sequence[StepDone] | None) -> 
         say(f"{detail.label + ':':14}{detail.text}")
     if steps is None:
         say(f"{'steps:':14}unknown: they have expired, or were written by a later version")
-    for number, step in enumerate(steps or ()):
-        say(f"{'steps:' if number == 0 else '':14}{step.name}: {_step_state(step)}")
+    for index, step in enumerate(steps or ()):
+        say(f"{'steps:' if index == 0 else '':14}{step.name}: {_step_state(step)}")
 
 
 def _step_state(step: StepDone) -> str:

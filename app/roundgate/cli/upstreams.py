@@ -12,9 +12,20 @@ from typing import Any
 
 from roundgate import config
 from roundgate.backends.base import ServerState
-from roundgate.cli.arguments import configuration_file
+from roundgate.cli.arguments import Commands, add_config, command, configuration_file, flag
 from roundgate.cli.output import say, show_json, show_table
 from roundgate.runtime import loading
+
+
+def declare(commands: Commands) -> None:
+    """Add `roundgate upstreams`."""
+    about = "ask each MCP server behind a gateway, and print its state"
+    upstreams = command(
+        commands, "upstreams", about, "roundgate upstreams",
+        "roundgate upstreams gateway.yaml --json | jq -r .name", run=run,
+    )  # fmt: skip
+    add_config(upstreams)
+    flag(upstreams, "--json", "print JSON objects, one a line")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,15 @@ from collections.abc import Callable
 from typing import Final
 
 from roundgate.backends import Snapshot
-from roundgate.cli.arguments import into_environment
+from roundgate.cli.arguments import (
+    Commands,
+    add_config,
+    add_log,
+    command,
+    flag,
+    into_environment,
+    task_ref,
+)
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.runtime import startup
@@ -29,6 +37,17 @@ STOP_GRACE_S: Final = 25.0
 Kubernetes)."""
 
 log = logging.getLogger("roundgate")
+
+
+def declare(commands: Commands) -> None:
+    """Add `roundgate worker`."""
+    about = "run tasks in a separate process"
+    worker = command(commands, "worker", about, "roundgate worker gateway.yaml", run=run)
+    add_config(worker)
+    add_log(worker)
+    flag(worker, "--reload", "watch gateway.yaml and its modules, and use their changes")
+    # passed by a worker to the process that it starts for a suspect task
+    worker.add_argument("--suspect", type=task_ref, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from roundgate.replay import VERSION, Remembered, from_row
 from roundgate.storage import TaskRecord, TaskRef, Wanted, Work
 from roundgate.tasks.stored import StoredTasks
 
-PAGE: Final = 100
+PER_PAGE: Final = 100
 """The number of tasks on a page; a search for a text may show up to `BATCH` more."""
 BATCH: Final = 500
 """The number of tasks that a search for a text reads in one call of the store."""
@@ -47,7 +47,7 @@ async def search(
     wanted: Wanted,
     text: str = "",
     cursor: str | None = None,
-    limit: int = PAGE,
+    limit: int = PER_PAGE,
     max_calls: float = MAX_CALLS,
 ) -> SearchResult:
     """Return a page of the tasks that match the filters and have a text in their id, call, tool,
@@ -95,7 +95,7 @@ async def pages(store: StoredTasks, wanted: Wanted) -> AsyncIterator[list[TaskRe
     seen: set[TaskRef] = set()
     cursor, is_begun = None, False
     while cursor is not None or not is_begun:
-        page = await store.find(wanted, PAGE, cursor)
+        page = await store.find(wanted, PER_PAGE, cursor)
         yield [record for record in page.records if record.ref not in seen]
         seen.update(record.ref for record in page.records)
         cursor, is_begun = page.cursor, True

@@ -1,7 +1,7 @@
 """Test suites for MCP servers: files of test cases with expected outcomes.
 
 `loading` reads and validates a file, `running` runs its cases with `roundgate.client`, `expecting`
-compares outcomes with expectations, and `results` makes reports. `roundgate.cli.suite` is the
+compares outcomes with expectations, and `results` makes reports. `roundgate_testing.suite_command` is the
 command `roundgate test`.
 """
 

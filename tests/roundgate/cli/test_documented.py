@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from roundgate.cli import make_parser, remote
-from roundgate.cli.arguments import with_stack
 from roundgate_testing import suites
 from roundgate_testing.suites import models
 from roundgate_testing.suites.expecting import MATCHERS
@@ -31,11 +30,11 @@ def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 
 
 def of_servers() -> dict[str, argparse.ArgumentParser]:
-    modules = {"call", "reading", "suite"}
+    modules = {"roundgate.cli.call", "roundgate.cli.reading", "roundgate_testing.suite_command"}
     return {
         name: command
         for name, command in commands().items()
-        if command.get_default("module") in modules
+        if command.get_default("run").__module__ in modules
     }
 
 
@@ -87,7 +86,7 @@ def test_every_command_has_examples_that_can_be_typed(
     title, *examples = (command.epilog or "").splitlines()
     assert (title, bool(examples)) == ("examples:", True)
     for line in examples:
-        words = with_stack(shlex.split(re.split(r" [|<>] ", line)[0])[1:])
+        words = shlex.split(re.split(r" [|<>] ", line)[0])[1:]
         read = make_parser().parse_args(words)
         assert name in (read.command, f"{read.command} {getattr(read, 'action', '')}")
         assert line in command.format_help()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roundgate.cli import main
-from roundgate.cli.options import SECRET_VARIABLE
+from roundgate.cli.remote import SECRET_VARIABLE
 from roundgate_testing.suites.expecting import differences
 from tests.roundgate.cli.test_refusals import refusing
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.cli import deploy
 from roundgate.errors import ConfigError
+from roundgate_aws import command as deploy
 from roundgate_aws import packaging
 from tests.support.command import roundgate
 

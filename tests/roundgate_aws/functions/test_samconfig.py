@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.cli.arguments import with_stack
+from roundgate.cli import parse
 from roundgate.errors import UsageError
 from roundgate_aws import deploying, machine, options
 from roundgate_aws.template import Template
@@ -143,22 +143,18 @@ def test_what_is_wrong_is_told_before_anything_is_packed(
 
 
 @pytest.mark.parametrize(
-    ("words", "read"),
+    ("words", "stack", "rest"),
     [
-        ("deploy", ["deploy", ""]),
-        ("deploy shop", ["deploy", "shop"]),
-        ("deploy shop --region x", ["deploy", "shop", "--region", "x"]),
-        ("deploy --region x", ["deploy", "", "--region", "x"]),
-        (
-            "deploy prod/gateway.yaml --region x",
-            ["deploy", "", "prod/gateway.yaml", "--region", "x"],
-        ),
-        ("deploy --help", ["deploy", "--help"]),
-        ("call url deploy --x", ["call", "url", "deploy", "--x"]),
+        ("", "", []),
+        ("shop", "shop", []),
+        ("shop --region x", "shop", ["--region", "x"]),
+        ("--region x", "", ["--region", "x"]),
+        ("prod/gateway.yaml --region x", "", ["prod/gateway.yaml", "--region", "x"]),
     ],
 )
-def test_the_name_of_the_stack_may_be_left_out(words: str, read: list[str]) -> None:
-    assert list(with_stack(words.split())) == read
+def test_the_name_of_the_stack_may_be_left_out(words: str, stack: str, rest: list[str]) -> None:
+    read = parse(["deploy", *words.split()])
+    assert (read.stack, read.rest) == (stack, rest)
 
 
 def test_the_file_to_begin_with_has_every_parameter_that_is_somebodys_to_choose() -> None:

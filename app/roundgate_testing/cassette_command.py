@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from roundgate.cli import remote
+from roundgate.cli.arguments import Commands, command, flag, repeated
 from roundgate.cli.output import say
 from roundgate.client import Bearer
 from roundgate.errors import ConfigError, GatewayError, UsageError
@@ -41,6 +42,54 @@ from roundgate_testing.cassettes import (
     serving,
     write,
 )
+
+
+def declare(commands: Commands) -> None:
+    """Add `roundgate cassette`."""
+    about = "record conversations, and replay the client or the server"
+    cassette = command(commands, "cassette", about, run=run)
+    actions = cassette.add_subparsers(dest="action", required=True)
+
+    about = "run a proxy that records a conversation"
+    record = _cassette_action(actions, "record", about)
+    record.add_argument("url", help="the server's endpoint, such as http://127.0.0.1:8000/mcp")
+    _add_listen(record)
+    about = "member with a secret value: arguments.pin, or pin; may be repeated"
+    repeated(record, "--redact", "PATH", about)
+    about = "environment variable whose value is redacted everywhere; may be repeated"
+    repeated(record, "--redact-env", "NAME", about)
+    repeated(record, "--ignore", "PATH", "path that verify does not compare; may be repeated")
+    about = "pattern of values that differ from run to run; may be repeated"
+    repeated(record, "--rule", "NAME=PATTERN", about)
+
+    about = "send the recorded requests again, and compare the answers"
+    verify = _cassette_action(actions, "verify", about)
+    about = "endpoint of the server, or of its replicas, which take turns"
+    verify.add_argument("urls", nargs="+", metavar="URL", help=about)
+    about = "report only interaction N; may be repeated"
+    verify.add_argument("--only", type=int, action="append", metavar="N", help=about)
+    flag(verify, "--update", "record differing interactions again (with --only, just these)")
+    repeated(verify, "--ignore", "PATH", "further path that is not compared; may be repeated")
+    about = "time limit for each answer in seconds (default: %(default)s)"
+    verify.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help=about)
+    remote.add_token(verify)
+
+    serve = _cassette_action(actions, "serve", "serve the recorded answers")
+    _add_listen(serve)
+
+    actions.add_parser("schema", help="print the JSON Schema of cassettes, for editors")
+
+
+def _cassette_action(actions: Commands, name: str, about: str) -> argparse.ArgumentParser:
+    action = actions.add_parser(name, help=about)
+    about = "the cassette: YAML, or JSON if it ends in .json"
+    action.add_argument("file", type=Path, help=about)
+    return action
+
+
+def _add_listen(parser: argparse.ArgumentParser) -> None:
+    about = "address to listen on (default: %(default)s; port 0 is any free port)"
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=about)
 
 
 def run(arguments: argparse.Namespace) -> int:

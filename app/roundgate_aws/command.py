@@ -8,16 +8,84 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from roundgate import config
-from roundgate.cli.arguments import configuration_file
+from roundgate.cli.arguments import Commands, add_config, command, configuration_file, flag
 from roundgate.errors import ConfigError, UsageError
 from roundgate.runtime import loading
 from roundgate.settings import kept_at_aws
 from roundgate_aws import deploying, machine, options, packaging, template, upload
+
+
+def declare(commands: Commands) -> None:
+    """Add the commands of this module."""
+    about = "compile the documents of back ends into indexes, and pin the definitions of servers"
+    add_config(command(commands, "compile", about, "roundgate compile gateway.yaml", run=run))
+
+    package = command(
+        commands, "package", "make the zips of the AWS Lambda functions",
+        "roundgate package --list", "roundgate package --s3 releases/shop", run=run,
+    )  # fmt: skip
+    add_config(package)
+    architectures, about = ("arm64", "x86_64"), "architecture of the functions (default: arm64)"
+    package.add_argument("--arch", choices=architectures, default="arm64", help=about)
+    about = "output folder (default: .build beside gateway.yaml)"
+    package.add_argument("--out", type=Path, help=about)
+    about = "also put the zips and the template into a bucket, and print their URLs"
+    package.add_argument("--s3", metavar="BUCKET[/PREFIX]", help=about)
+    flag(package, "--lock", "resolve the newest versions of packages")
+    flag(package, "--list", "only list the contents")
+
+    deploy = command(
+        commands, "deploy", "package and deploy the stack with AWS SAM", "roundgate deploy",
+        "roundgate deploy --config-env staging",
+        "roundgate deploy shop gateway.yaml --parameter-overrides LogLevel=debug",
+        usage="roundgate deploy [STACK] [CONFIG] [options of sam deploy]", run=run,
+    )  # fmt: skip
+    deploy.complete = with_stack
+    about = "name of the stack (default: stack_name in samconfig.toml)"
+    deploy.add_argument("stack", metavar="STACK", help=about)
+    about = "gateway.yaml (default: as for serve), then options of sam deploy, such as"
+    about += " --parameter-overrides LogLevel=debug WorkerConcurrency=50"
+    deploy.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help=about)
+
+    stack = command(
+        commands, "stack", "run the deployed stack on this machine", "roundgate stack --demo",
+        "roundgate stack --port 9000 --directory logs", run=run,
+    )  # fmt: skip
+    add_config(stack)
+    flag(stack, "--demo", "show a call with rounds and a task, replica by replica")
+    for name, default, about in (
+        ("--gateways", 3, "number of gateway functions"),
+        ("--workers", 2, "number of worker functions"),
+        ("--executions", 10, "limit on concurrent functions; 10 in a new account"),
+    ):
+        about += " (default: %(default)s)"
+        stack.add_argument(name, type=int, default=default, help=about)
+    about = "file that declares the functions that back ends of the kind lambda invoke, such as functions.yaml"
+    stack.add_argument("--functions", type=Path, help=about)
+    stack.add_argument("--port", type=int, help="port of the API (default: any free port)")
+    about = "type of the API; rest streams (default: http)"
+    stack.add_argument("--api", choices=("http", "rest"), default="http", help=about)
+    about = "directory for the functions and their logs (default: a temporary directory)"
+    stack.add_argument("--directory", type=Path, help=about)
+
+
+def with_stack(words: Sequence[str]) -> list[str]:
+    """Return the words of `deploy` with a stack name, or an empty name if none was typed.
+
+    Without it, argparse would take the value of a `sam` option for the name. With an empty name,
+    the name in samconfig.toml is used.
+    """
+    word = words[0] if words else ""
+    if word in ("-h", "--help"):
+        return list(words)
+    # an option, or the path of gateway.yaml
+    is_none = not word or word.startswith("-") or "." in word or "/" in word
+    return ["", *words] if is_none else list(words)
 
 
 def run(arguments: argparse.Namespace) -> int:

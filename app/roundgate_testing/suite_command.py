@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from roundgate.cli import output, remote
+from roundgate.cli.arguments import Commands, command, flag, number, repeated
 from roundgate.cli.output import Status, escaped_lines, say
 from roundgate.client import VERSIONS, Client
 from roundgate.clock import Clock
@@ -36,6 +37,32 @@ from roundgate_testing.suites import (
     Variables,
     Verdict,
 )
+
+
+def declare(commands: Commands) -> None:
+    """Add `roundgate test`."""
+    test = command(
+        commands, "test", "run suites of cases against a server",
+        "roundgate test suite.yaml --jobs 4 --junit results.xml",
+        "roundgate test suite.yaml --serve gateway.yaml --filter refund",
+        "roundgate test suite.yaml --url https://staging.example/mcp --update", run=run,
+    )  # fmt: skip
+    test.add_argument(
+        "suites", nargs="+", type=Path, metavar="SUITE", help="file of a suite, such as suite.yaml"
+    )
+    against = test.add_mutually_exclusive_group()
+    against.add_argument("--url", help="test this server instead of the suites' servers")
+    about = "serve this gateway.yaml, and test it"
+    against.add_argument("--serve", type=Path, metavar="CONFIG", help=about)
+    about = "only cases with this text in their name or tags; may be repeated"
+    repeated(test, "--filter", "TEXT", about)
+    jobs, about = number(int, 1, 64), "number of cases to run concurrently (default: %(default)s)"
+    test.add_argument("--jobs", type=jobs, default=1, metavar="N", help=about)
+    flag(test, "--fail-fast", "stop after the first failure")
+    flag(test, "--update", "store snapshots instead of comparing them")
+    flag(test, "--list", "print the cases without running them")
+    test.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML to a file")
+    remote.add_connection(test)
 
 
 def run(arguments: argparse.Namespace) -> int:

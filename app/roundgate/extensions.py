@@ -1,0 +1,31 @@
+"""The parts that other packages add to the gateway and its command line, as entry points.
+
+roundgate.commands     a module with `declare(commands)`, by the name of a command (`roundgate.cli`)
+roundgate.pages        a page of the console, by its name (`roundgate_console.frame.Page`)
+roundgate.extensions   a function, by a name that the gateway knows
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from roundgate.errors import UsageError
+
+
+def entries(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by their names, sorted. They are not loaded."""
+    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    return {entry.name: entry for entry in found}
+
+
+def load_extension(name: str) -> Any:
+    """Return the function that an installed package registers under a name.
+
+    Raises:
+        UsageError: no package registers it.
+    """
+    entry = entries("roundgate.extensions").get(name)
+    if entry is None:
+        raise UsageError(f"no installed package registers {name}: install roundgate again")
+    return entry.load()
