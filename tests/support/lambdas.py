@@ -17,7 +17,7 @@ from tests.support.asgi import Client, client, config_of
 from tests.support.services import answer
 from tests.support.task_client import task_settings
 
-FUNCTIONS = Path(__file__).parents[1] / "stack/served_functions/functions.yaml"
+FUNCTIONS = Path(__file__).parents[1] / "roundgate_aws/stack/served_functions/functions.yaml"
 
 
 def entry(*tools: dict[str, Any], **backend: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
@@ -274,3 +275,72 @@ class JobConfig(Model):
     error: JsonPointer | None = Field(
         None, description="Place of the reason of a failure in the answer of a poll."
     )
+
+
+NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
+
+
+class CallConfig(Model):
+    """The settings of a declared tool's calls."""
+
+    once: bool = Field(False, description="Whether a round that is sent again must not run again.")
+    task: TaskMode = Field(
+        "forbidden",
+        description="Whether its calls become tasks: forbidden, optional (if the client can) or required.",
+    )
+    result: JsonPointer = Field(
+        "",
+        description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.',
+    )
+
+
+class DeclaredToolConfig(CallConfig):
+    """A tool that gateway.yaml declares for a service or a function."""
+
+    name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
+    title: str | None = Field(None, description="Name for people.")
+    description: str = Field(
+        description="The tool's purpose and when to use it, for the model.", min_length=1
+    )
+    output_schema: dict[str, Any] | None = Field(
+        None, description="JSON Schema of the result, checked and advertised."
+    )
+    ask_for: list[str] = Field(
+        [], description="Arguments that a form asks the user for when they are missing."
+    )
+    scopes: list[str] = Field(
+        [], description="Scopes that the caller's token must grant to see and call it."
+    )
+    approval: str | None = Field(
+        None,
+        description="The text above the arguments in the approval question; {name} stands for an argument.",
+        max_length=1_000,
+    )
+    read_only: bool | None = Field(None, description="readOnlyHint.")
+    destructive: bool | None = Field(
+        None, description="destructiveHint; unset, clients and `approve` treat it as true."
+    )
+    idempotent: bool | None = Field(None, description="idempotentHint.")
+
+    def definition(
+        self, input_schema: Mapping[str, Any], hints: Mapping[str, bool]
+    ) -> dict[str, Any]:
+        """Return the tool's definition (schema: `Tool`). `hints` are its annotations unless the
+        settings say otherwise."""
+        stated = {
+            "readOnlyHint": self.read_only,
+            "destructiveHint": self.destructive,
+            "idempotentHint": self.idempotent,
+        }
+        definition = {
+            "name": self.name,
+            "title": self.title,
+            "description": self.description,
+            "inputSchema": input_schema,
+            "outputSchema": self.output_schema,
+            "annotations": {
+                **hints,
+                **{name: hint for name, hint in stated.items() if hint is not None},
+            },
+        }
+        return {name: value for name, value in definition.items() if value is not None}

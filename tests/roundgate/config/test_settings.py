@@ -25,6 +25,8 @@ from roundgate.backends.aws_lambda.config import (
 from roundgate.backends.config import (
     ArgumentOverride,
     BackendConfig,
+    CallConfig,
+    DeclaredToolConfig,
     JobConfig,
     NamesConfig,
     SearchConfig,
@@ -297,6 +299,8 @@ PLACES: dict[type[Model], str] = {
     LambdaBackendConfig: "### `kind: lambda`",
     LambdaToolConfig: "| setting of a function's tool",
     LambdaCallConfig: "| setting of a function's tool",
+    CallConfig: "| setting of a function's tool",
+    DeclaredToolConfig: "| setting of a function's tool",
     PayloadConfig: "| setting of a function's payload",
     HttpEventConfig: "| setting of a function's HTTP event",
     LambdaJobConfig: "| setting of a function's job",

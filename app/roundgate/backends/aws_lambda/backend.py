@@ -32,7 +32,6 @@ from roundgate import json, lenient
 from roundgate.auth import LOCAL
 from roundgate.backends.aws_lambda.calling import Calling, check_job, make_caller
 from roundgate.backends.aws_lambda.config import (
-    NAME_PATTERN,
     LambdaBackendConfig,
     LambdaCallConfig,
     LambdaToolConfig,
@@ -45,6 +44,7 @@ from roundgate.backends.aws_lambda.messages import (
     failure_from_payload,
 )
 from roundgate.backends.base import Offering, Shared, Tool
+from roundgate.backends.config import NAME_PATTERN
 from roundgate.errors import (
     BackendError,
     ConfigError,
@@ -53,7 +53,7 @@ from roundgate.errors import (
     Problem,
     UnusableIndex,
 )
-from roundgate.protocol import Schema, without_none
+from roundgate.protocol import Schema
 from roundgate.settings import Origin
 
 log = logging.getLogger("roundgate.backends")
@@ -66,19 +66,7 @@ def make_definition(tool: LambdaToolConfig) -> dict[str, Any]:
         ValueError: a schema is unusable, or settings of the tool contradict each other.
     """
     _check(tool)
-    hints = without_none(
-        readOnlyHint=tool.read_only,
-        destructiveHint=tool.destructive,
-        idempotentHint=tool.idempotent,
-    )
-    return {
-        "name": tool.name,
-        **without_none(title=tool.title),
-        "description": tool.description,
-        "inputSchema": tool.input_schema,
-        **without_none(outputSchema=tool.output_schema),
-        "annotations": {**hints, "openWorldHint": True},
-    }
+    return tool.definition(tool.input_schema, {"openWorldHint": True})
 
 
 def _check(tool: LambdaToolConfig) -> None:

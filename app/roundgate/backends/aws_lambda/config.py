@@ -6,10 +6,14 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
-from roundgate.settings import Model, TaskMode
+from roundgate.backends.config import (
+    BackendConfig,
+    CallConfig,
+    DeclaredToolConfig,
+    JobConfig,
+)
+from roundgate.settings import Model
 
-NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_PAYLOAD_BYTES: Final = 6_291_456
 """The limit on payload and answer of a synchronous invocation (AWS Lambda quotas: 6 MB)."""
 OBJECT: Final[dict[str, Any]] = {
@@ -106,7 +110,7 @@ class DurableConfig(Model):
     )
 
 
-class LambdaCallConfig(Model):
+class LambdaCallConfig(CallConfig):
     """The settings of a function's calls, declared in gateway.yaml or described by the function."""
 
     interactive: bool = Field(
@@ -124,17 +128,6 @@ class LambdaCallConfig(Model):
     )
     durable: DurableConfig | None = Field(
         None, description="How to follow the execution of a durable function."
-    )
-    once: bool = Field(False, description="Whether a round that is sent again must not run again.")
-    task: TaskMode = Field(
-        "forbidden",
-        description="Whether its calls become tasks: forbidden, optional (if the client can) or "
-        "required.",
-    )
-    result: JsonPointer = Field(
-        "",
-        description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" '
-        "is all of it.",
     )
     timeout_s: float | None = Field(
         None, description="Overrides the back end's, for each invocation.", gt=0, le=900
@@ -168,14 +161,9 @@ def _check_qualifier(function: str | None, qualifier: str | None) -> None:
         )
 
 
-class LambdaToolConfig(LambdaCallConfig):
+class LambdaToolConfig(LambdaCallConfig, DeclaredToolConfig):
     """A tool that invokes a function."""
 
-    name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
-    title: str | None = Field(None, description="Name for people.")
-    description: str = Field(
-        description="The tool's purpose and when to use it, for the model.", min_length=1
-    )
     function: FunctionName | None = Field(
         None, description="The function, by name or ARN. Unset: the back end's."
     )
@@ -186,30 +174,12 @@ class LambdaToolConfig(LambdaCallConfig):
     input_schema: dict[str, Any] = Field(
         OBJECT, description="JSON Schema of the arguments, of type object."
     )
-    output_schema: dict[str, Any] | None = Field(
-        None, description="JSON Schema of the result, checked and advertised."
-    )
     payload: PayloadConfig = Field(
         PayloadConfig(), description="The payload, if it is not the arguments alone."
     )
     http: HttpEventConfig | None = Field(
         None,
         description="Send the function an event of an HTTP API, and read its answer accordingly.",
-    )
-    ask_for: list[str] = Field(
-        [], description="Arguments that a form asks the user for when they are missing."
-    )
-    scopes: list[str] = Field(
-        [], description="Scopes that the caller's token must grant to see and call it."
-    )
-    approval: str | None = Field(
-        None,
-        description="The text above the arguments in the approval question.",
-        max_length=1_000,
-    )
-    read_only: bool | None = Field(None, description="readOnlyHint.")
-    destructive: bool | None = Field(
-        None, description="destructiveHint; unset, clients and `approve` treat it as true."
     )
     idempotent: bool | None = Field(
         None,

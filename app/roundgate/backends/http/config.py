@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
+from roundgate.backends.config import BackendConfig, DeclaredToolConfig, JobConfig
 from roundgate.backends.http.caller_headers import HeaderText
 from roundgate.backends.http.credential_config import (
     FRAMING,
@@ -18,7 +18,7 @@ from roundgate.backends.http.credential_config import (
     header_key,
 )
 from roundgate.backends.http.tls import TlsConfig
-from roundgate.settings import CallerReference, Model, Secret, TaskMode
+from roundgate.settings import CallerReference, Model, Secret
 
 
 class RetryConfig(Model):
@@ -203,7 +203,6 @@ MediaType: TypeAlias = Annotated[
         pattern=r"^[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(; ?[A-Za-z0-9_-]+=[^;\r\n\x00-\x1f]+)*$"
     ),
 ]
-NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 
 
 class HttpArgument(Model):
@@ -298,14 +297,9 @@ class HttpJobConfig(JobConfig):
     )
 
 
-class HttpToolConfig(Model):
+class HttpToolConfig(DeclaredToolConfig):
     """An endpoint of an HTTP service as a tool."""
 
-    name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
-    title: str | None = Field(None, description="Name for people.")
-    description: str = Field(
-        description="The tool's purpose and when to use it, for the model.", min_length=1
-    )
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(
         "GET", description="HTTP method."
     )
@@ -331,46 +325,22 @@ class HttpToolConfig(Model):
         None,
         description="Content-Type of the body, instead of the usual one: application/merge-patch+json, text/csv.",
     )
-    result: JsonPointer = Field(
-        "",
-        description='JSON Pointer (RFC 6901) to the part of a JSON answer that is the result; "" is all of it.',
-    )
     result_headers: dict[str, HeaderName] = Field(
         {},
         description="Headers of the answer that belong to the result, by the names of members: {next: Link}.",
-    )
-    output_schema: dict[str, Any] | None = Field(
-        None, description="JSON Schema of the result, checked and advertised."
     )
     timeout_s: float | None = Field(None, description="Overrides the back end's.", gt=0)
     max_response_bytes: int | None = Field(None, description="Overrides the back end's.", ge=1)
     idempotency_key: HeaderName | None = Field(
         None, description="Overrides the back end's; for any method."
     )
-    ask_for: list[str] = Field(
-        [], description="Arguments that a form asks the user for when they are missing."
-    )
     interactive: bool = Field(
         False,
         description="Whether the service may ask for input itself, with the envelope of `roundgate docs rounds`.",
     )
-    scopes: list[str] = Field(
-        [], description="Scopes that the caller's token must grant to see and call it."
-    )
     approve: Literal["never", "always"] | None = Field(
         None,
         description="Whether the user must approve each call. Unset: as for the back end.",
-    )
-    approval: str | None = Field(
-        None,
-        description="The text above the arguments in the approval question; {name} stands for an"
-        " argument.",
-        max_length=1_000,
-    )
-    once: bool = Field(False, description="Whether a round that is sent again must not run again.")
-    task: TaskMode = Field(
-        "forbidden",
-        description="Whether its calls become tasks: forbidden, optional (if the client can) or required.",
     )
     job: HttpJobConfig | None = Field(
         None, description="How to follow the job that the request starts."

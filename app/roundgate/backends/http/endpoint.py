@@ -129,12 +129,6 @@ class Endpoint:
     def definition(self) -> dict[str, Any]:
         """Return the tool's definition (schema: `Tool`). Without a destructive hint, clients and
         the gateway assume that the tool is destructive (schema: `ToolAnnotations`)."""
-        config = self.config
-        stated = without_none(
-            readOnlyHint=config.read_only,
-            destructiveHint=config.destructive,
-            idempotentHint=config.idempotent,
-        )
         required = [
             argument.name
             for argument in self.arguments
@@ -146,14 +140,7 @@ class Endpoint:
             "required": required,
             "additionalProperties": False,
         }
-        return {
-            "name": config.name,
-            **without_none(title=config.title),
-            "description": config.description,
-            "inputSchema": schema,
-            **without_none(outputSchema=config.output_schema),
-            "annotations": {**method_hints(config.method), **stated},
-        }
+        return self.config.definition(schema, method_hints(self.config.method))
 
     def request(self, arguments: Mapping[str, Any]) -> Outgoing:
         """Build the request for arguments that conform to the input schema.
