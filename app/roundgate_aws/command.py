@@ -1,4 +1,4 @@
-"""`roundgate compile`, `package`, `deploy` and `stack`: a repository as AWS Lambda functions, at
+"""`roundgate package`, `deploy` and `stack`: a repository as AWS Lambda functions, at
 AWS or on the local machine."""
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from roundgate_aws import deploying, machine, options, packaging, template, uplo
 
 def declare(commands: Commands) -> None:
     """Add the commands of this module."""
-    about = "compile the documents of back ends into indexes, and pin the definitions of servers"
-    add_config(command(commands, "compile", about, "roundgate compile gateway.yaml", run=run))
-
     package = command(
         commands, "package", "make the zips of the AWS Lambda functions",
         "roundgate package --list", "roundgate package --s3 releases/shop", run=run,
@@ -96,11 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: the deployment is refused, a request to AWS failed, or a tool is not installed.
     """
     match arguments.command:
-        case "compile":
-            path = configuration_file(arguments.config)
-            file = config.load(path, placeholder=packaging.PLACEHOLDER)
-            packaging.compile_documents(file)
-            packaging.pin_definitions(file)
         case "package":
             path = configuration_file(arguments.config)
             planned = planned_from(path, arguments.arch, anew=arguments.lock)
@@ -129,7 +121,7 @@ def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan
     """
     file = config.load(path, placeholder=packaging.PLACEHOLDER)
     with _environment_as_before():
-        packaging.compile_documents(file)
+        loading.compile_documents(file, print)
         try:
             loading.load(file, fetches=True, asks_servers=False)
         except ConfigError as error:

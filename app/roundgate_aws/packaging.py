@@ -31,7 +31,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from roundgate.backends import kind_of
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 from roundgate.runtime import checks
@@ -83,7 +82,6 @@ _NEEDED_BY_KIND: Final = {"pyyaml": "skills"}
 """The packages that functions need only for back ends of a kind, with the kind."""
 PLACEHOLDER: Final = "unset-while-packaging"
 """The value of variables that are not set on this machine, because packaging needs no secrets."""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,31 +106,6 @@ class Plan:
         pins = ", ".join(f"{pin.name} {pin.version}" for pin in self.lock.pins)
         yield f"packages of {self.lock.file} for {self.arch}{' (new)' if self.lock.is_new else ''}"
         yield f"  {pins}"
-
-
-def compile_documents(file: ConfigFile, say: Say = print) -> None:
-    """Write the indexes of back ends beside the configuration, because a function downloads no
-    documents.
-
-    Raises:
-        ConfigError: an index cannot be made.
-    """
-    for index, backend in enumerate(file.backends):
-        compile_with = kind_of(backend).compile_with()
-        if compile_with is not None:
-            say(compile_with(backend, file.backend_origin(index)))
-
-
-def pin_definitions(file: ConfigFile, say: Say = print) -> None:
-    """Write the lock files of back ends, which accept the current offers of their servers.
-
-    Raises:
-        ConfigError: a server is unavailable, or a file cannot be written.
-    """
-    for index, backend in enumerate(file.backends):
-        pin_with = kind_of(backend).pin_with()
-        if pin_with is not None:
-            say(pin_with(backend, file.backend_origin(index)))
 
 
 def stood_for(file: ConfigFile) -> list[Problem]:
@@ -172,7 +145,7 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
     return Plan(file, path, arch, contents_found, lock, requirements)
 
 
-def package(planned: Plan, out: Path, say: Say = print) -> None:
+def package(planned: Plan, out: Path, say: Callable[[str], None] = print) -> None:
     """Write both zips into a folder. Existing zips stay if this fails.
 
     Raises:

@@ -58,7 +58,7 @@ COMMANDS: Final = {
     **dict.fromkeys(("new", "docs", "keys", "schema"), "roundgate.cli.repository"),
     **{
         name: f"roundgate.cli.{name}"
-        for name in ("serve", "check", "upstreams", "worker", "tasks", "audit", "policy")
+        for name in ("serve", "check", "compile", "upstreams", "worker", "tasks", "audit", "policy")
     },
     **dict.fromkeys(("call", "wait"), "roundgate.cli.call"),
     **dict.fromkeys(

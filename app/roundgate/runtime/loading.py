@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -362,3 +362,28 @@ def apart(coroutine: Coroutine[Any, Any, T]) -> T:
     loop."""
     with ThreadPoolExecutor(1, "offers") as thread:
         return thread.submit(asyncio.run, coroutine).result()
+
+
+def compile_documents(file: ConfigFile, say: Callable[[str], None]) -> None:
+    """Write the indexes of back ends beside the configuration, so that no replica downloads
+    documents.
+
+    Raises:
+        ConfigError: an index cannot be made.
+    """
+    for index, backend in enumerate(file.backends):
+        compile_with = kind_of(backend).compile_with()
+        if compile_with is not None:
+            say(compile_with(backend, file.backend_origin(index)))
+
+
+def pin_definitions(file: ConfigFile, say: Callable[[str], None]) -> None:
+    """Write the lock files of back ends, which accept the current offers of their servers.
+
+    Raises:
+        ConfigError: a server is unavailable, or a file cannot be written.
+    """
+    for index, backend in enumerate(file.backends):
+        pin_with = kind_of(backend).pin_with()
+        if pin_with is not None:
+            say(pin_with(backend, file.backend_origin(index)))

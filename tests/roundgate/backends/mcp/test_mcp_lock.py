@@ -19,7 +19,7 @@ from roundgate.cli import main
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
 from roundgate.runtime.effective_policy import effective_policy, losses
-from roundgate_aws import contents, packaging
+from roundgate_aws import contents
 from tests.roundgate.backends.mcp.test_mcp_prompts_and_resources import (
     Shelf,
     prompts,
@@ -243,7 +243,7 @@ async def test_a_server_of_the_official_sdk_is_pinned_in_each_era(
 async def test_a_package_has_the_lock_file_and_does_not_accept_anything(tmp_path: Path) -> None:
     async with scripted(Pinned()) as at:
         path = write(tmp_path, at, changes="quarantine")
-        await asyncio.to_thread(packaging.compile_documents, file_of(path))
+        await asyncio.to_thread(loading.compile_documents, file_of(path), print)
         assert at.asked == []
         assert await compiled(path) == 0
         gathered = await asyncio.to_thread(contents.gather, file_of(path))

@@ -16,7 +16,6 @@ from roundgate.backends.openapi.index import read
 from roundgate.cli import main
 from roundgate.errors import ConfigError, UnusableIndex
 from roundgate.runtime import loading
-from roundgate_aws import packaging as package
 from tests.support.authority import Authority
 from tests.support.openapi import OK, document, file_of, gateway_of, operation
 from tests.support.services import answer, service
@@ -333,10 +332,10 @@ def test_what_is_packaged_has_its_indexes(tmp_path: Path) -> None:
     (tmp_path / "gateway.yaml").write_text(
         "backends: [{kind: openapi, name: api, document: api.json}]"
     )
-    package.compile_documents(config.load(tmp_path / "gateway.yaml"))
+    loading.compile_documents(config.load(tmp_path / "gateway.yaml"), print)
     assert [row.name for row in read(tmp_path / "api.index").rows] == ["op"]
     (tmp_path / "plain.yaml").write_text("backends: [{kind: python, name: p, module: not_there}]")
-    package.compile_documents(config.load(tmp_path / "plain.yaml"))  # nothing to compile
+    loading.compile_documents(config.load(tmp_path / "plain.yaml"), print)  # nothing to compile
 
 
 def test_an_index_of_another_document_or_other_settings_is_not_used(tmp_path: Path) -> None:

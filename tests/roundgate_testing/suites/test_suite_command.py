@@ -14,7 +14,7 @@ import pytest
 from roundgate.cli import main
 from tests.support.server import Server, running
 
-SERVED = Path(__file__).parent / "served.py"
+SERVED = Path(__file__).parents[2] / "roundgate/cli/served.py"
 GATEWAY = 'server: {name: t, version: "1"}\nbackends: [{kind: python, name: t, prefix: "", path: served.py}]\n'
 SUITE = """\
 server: {gateway: gateway.yaml, token: "${env:NONE:-bearer-of-suite}"}
