@@ -4,6 +4,7 @@ connection and limits the time for its body."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -43,7 +44,8 @@ class ConnectionMiddleware:
         connection.request_began(request)
         try:
             await self._app(scope, request.receive, request.send)
-            await request.finish()
+            if request.lacks_response:
+                await request.finish()
         finally:
             connection.request_ended()
 
@@ -76,39 +78,29 @@ class Request:
             TransportError: the body takes too long, or its trailers do not end.
             Unavailable: the connection was closed in favour of another client.
         """
-        if self._is_interrupted():
-            return self._interrupted()
+        if (interruption := self._interruption) is not None:
+            return _end_of(interruption)
         self._reader = reader = asyncio.current_task()
         cancelling = 0 if reader is None else reader.cancelling()
         try:
             message = await self._receive()
         except asyncio.CancelledError:
             # an external cancellation is raised as well
-            if reader is None or not self._is_interrupted() or reader.uncancel() > cancelling:
+            interruption = self._interruption
+            if reader is None or interruption is None or reader.uncancel() > cancelling:
                 raise
-            return self._interrupted()
+            return _end_of(interruption)
         finally:
             self._reader = None
         if not self.is_received:
-            self._note_body(message)
+            if message.get("more_body", False):
+                self._connection.body_received()
+            else:
+                self.is_received = True
+                self._connection.request_arrived()
         return message
 
-    def _note_body(self, message: Message) -> None:
-        if message.get("more_body", False):
-            self._connection.body_received()
-        else:
-            self.is_received = True
-            self._connection.request_arrived()
-
-    def _is_interrupted(self) -> bool:
-        return self._interruption is not None
-
-    def _interrupted(self) -> Message:
-        if isinstance(self._interruption, Exception):
-            raise self._interruption
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         """Send an ASGI message. After a large head, or before the whole body has arrived, the
         response closes the connection."""
         if message["type"] == "http.response.start":
@@ -117,19 +109,25 @@ class Request:
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
         elif len(message.get("body", b"")) > LARGE_BODY:
-            self._connection.hold(len(message["body"]))
-            try:
-                await self._send(message)
-            finally:
-                self._connection.written()
-            return
-        await self._send(message)
+            return self._send_large(message)
+        return self._send(message)
+
+    async def _send_large(self, message: Message) -> None:
+        self._connection.hold(len(message["body"]))
+        try:
+            await self._send(message)
+        finally:
+            self._connection.written()
+
+    @property
+    def lacks_response(self) -> bool:
+        """Whether the client is gone, and the app has not begun a response."""
+        return self._interruption == "disconnect" and not self._has_answered
 
     async def finish(self) -> None:
-        """Send an empty response if the client is gone; uvicorn would log an error without one."""
-        if self._interruption == "disconnect" and not self._has_answered:
-            await self._send({"type": "http.response.start", "status": CLIENT_CLOSED})
-            await self._send({"type": "http.response.body"})
+        """Send an empty response, without which uvicorn would log an error."""
+        await self._send({"type": "http.response.start", "status": CLIENT_CLOSED})
+        await self._send({"type": "http.response.body"})
 
     def interrupt(self, interruption: Interruption) -> None:
         """Stop waiting for the client: `receive` raises the error, or reports that the client
@@ -138,6 +136,13 @@ class Request:
             self._interruption = interruption
             if self._reader is not None:
                 self._reader.cancel()
+
+
+def _end_of(interruption: Interruption) -> Message:
+    """Return the message about a client that disconnected; raise an error that is not that."""
+    if isinstance(interruption, Exception):
+        raise interruption
+    return {"type": "http.disconnect"}
 
 
 def _head_bytes(scope: Scope) -> int:

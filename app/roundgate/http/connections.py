@@ -234,11 +234,6 @@ class BoundedConnection(asyncio.Protocol):
         is_receiving = self._request is not None and not self._request.is_received
         return Stage.RECEIVING if is_receiving and self._stage is Stage.ANSWERING else self._stage
 
-    @property
-    def is_ending(self) -> bool:
-        """Whether the connection reads no more requests."""
-        return self._stage is Stage.ENDING
-
     # called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -259,7 +254,7 @@ class BoundedConnection(asyncio.Protocol):
             self._request.interrupt("disconnect")
 
     def data_received(self, data: bytes) -> None:
-        if self.is_ending:
+        if self._stage is Stage.ENDING:
             return
         if self._head is not None:
             self._add_to_head(self._head, data)
@@ -361,7 +356,8 @@ class BoundedConnection(asyncio.Protocol):
         if request.is_received:
             self.request_arrived()
             return
-        self._allow(self._bounds.body_s)
+        if self._stage is not Stage.ENDING:
+            self._due = self.since + self._bounds.body_s
         begun, self._head = self._head, None
         if begun:
             self._feed(begun)  # a pipelined body that arrived before its request began
@@ -374,7 +370,8 @@ class BoundedConnection(asyncio.Protocol):
         """Note that the body of the request is complete: another head comes next."""
         if self._head is None:
             self._head = b""
-        self._allow(inf)
+        if self._stage is not Stage.ENDING:
+            self._due = inf
 
     def request_ended(self) -> None:
         """Note that the request was answered."""
@@ -515,11 +512,6 @@ class BoundedConnection(asyncio.Protocol):
             self._transport.write_eof()
         self._transport.resume_reading()
 
-    def _allow(self, within_s: float) -> None:
-        """Let the stage take `within_s` seconds."""
-        if not self.is_ending:
-            self._due = self.since + within_s
-
     def _enter(self, stage: Stage, within_s: float = inf) -> None:
         """Enter a stage that may take `within_s` seconds. The stage `ENDING` is final."""
         if self._stage is not Stage.ENDING:
@@ -557,7 +549,7 @@ class _StockTransport(asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        return self._transport.is_closing() or self._connection.is_ending
+        return self._transport.is_closing() or self._connection.stage is Stage.ENDING
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._connection.has_answered and not self._transport.is_closing():

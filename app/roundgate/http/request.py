@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
@@ -329,11 +329,15 @@ class RequestMiddleware:
                     raise TransportError(414, f"The query has more than {MAX_QUERY_FIELDS} fields")
                 if exchange.is_mcp:
                     exchange.accepted = _check(scope["method"], exchange.headers)
-                    exchange.principal = await self._verifiers[exchange.view].principal(
+                    exchange.principal = principal = await self._verifiers[exchange.view].principal(
                         exchange.headers.get(b"authorization"), exchange.host.claims
                     )
                     if (connection := scope.get("state", _NO_STATE).get(STATE)) is not None:
-                        connection.caller = _caller_of(exchange)
+                        connection.caller = (
+                            client_address(exchange.address)
+                            if principal is LOCAL
+                            else principal.identity
+                        )
                         if not connection.is_idle:
                             await connection.wait()
                         ROOM.set(connection)  # uvicorn serves each request in a context of its own
@@ -430,12 +434,6 @@ class RequestMiddleware:
         exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
             await exchange.responder.error(error, exchange.request_id, exchange.revision)
-
-
-def _caller_of(exchange: Exchange) -> Hashable:
-    """Return what identifies the caller among others: its token's identity, or its address."""
-    principal = exchange.caller
-    return client_address(exchange.address) if principal is LOCAL else principal.identity
 
 
 def _is_event(method: str, path: str) -> bool:
