@@ -8,7 +8,7 @@ Each entry of a list is serialized once; a page joins serialized entries.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -63,8 +63,6 @@ if TYPE_CHECKING:  # loaded only if there is a policy
 MAX_NAME: Final = 64
 ListName: TypeAlias = Literal["prompts", "resources", "templates", "skills"]
 """The lists of a catalog besides the list of tools."""
-MAX_SCOPE_SETS: Final = 256
-"""The maximum number of sets of scopes and rules with cached pages."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
@@ -187,18 +185,13 @@ class Catalog(Struct, frozen=True, dict=True):
     has_private_lists: bool = False
     """Whether a service says that shared caches must not keep its lists."""
     checks_scopes: bool = False
-    """Whether `read_resource` checks the caller's scopes."""
+    """Whether callers are authenticated; otherwise no scope is needed."""
     kept_claims: frozenset[str] = frozenset()
     """The claims that rules of `policy` and headers of back ends name. The rows of tasks keep them."""
     policy: Policy | None = None
     """The rules, if there are any."""
     item_rules: ItemRules | None = None
     """The rules for prompts and resources, if there are any rules."""
-
-    @cached_property
-    def _visible(self) -> dict[tuple[Any, ...], Pages]:
-        """Cached pages of the entries that some callers see."""
-        return {}
 
     @cached_property
     def _by_ascii_uri(self) -> Mapping[str, str]:
@@ -252,75 +245,6 @@ class Catalog(Struct, frozen=True, dict=True):
         """Return all resources, templates, and readers of unlisted resources."""
         listed = [*self.resources.values(), *(served.resource for served in self.templates)]
         return [*listed, *self.unlisted.values()]
-
-    def tool_pages_for(self, principal: Principal, *, checks_scopes: bool) -> Pages:
-        """Return the pages of the tools that a caller may call, by its scopes if they are checked,
-        and by the rules of `policy`."""
-        granted = principal.scopes & self.all_scopes() if checks_scopes else None
-        rules = None if self.policy is None else self.policy.callers_key(principal)
-        if granted is None and rules is None:
-            return self.tool_pages
-        return self._chosen(
-            ("tools", granted, rules),
-            self.tool_pages,
-            lambda name: self.tools[name].is_for(principal, checks_scopes=checks_scopes),
-        )
-
-    def pages_for(self, name: ListName, principal: Principal, *, checks_scopes: bool) -> Pages:
-        """Return the pages of the entries of a list that a caller may use, by its scopes if they are
-        checked, and by the rules of `policy`; cached."""
-        pages, rules = self._pages_of(name), self.item_rules
-        granted = principal.scopes & self.all_scopes() if checks_scopes else None
-        if rules is not None and not rules.covers("prompt" if name == "prompts" else "resource"):
-            rules = None
-        if rules is None and granted is None:
-            return pages
-        caller = None if rules is None else rules.caller(principal)
-        entries: dict[str, tuple[frozenset[str], str]] = {}
-
-        def is_for_caller(key: str) -> bool:
-            if not entries:
-                entries.update(self._entries(name))
-            scopes, backend = entries[key]
-            has_scopes = granted is None or scopes <= granted
-            return has_scopes and (
-                rules is None or caller is None or rules.allows(name, key, backend, caller)
-            )
-
-        by_rules = None if rules is None else rules.policy.callers_key(principal)
-        return self._chosen((name, granted, by_rules), pages, is_for_caller)
-
-    def _pages_of(self, name: ListName) -> Pages:
-        match name:
-            case "prompts":
-                return self.prompt_pages
-            case "resources":
-                return self.resource_pages
-            case "templates":
-                return self.template_pages
-        return self.skill_pages
-
-    def _entries(self, name: ListName) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
-        """Yield the key of each entry of a list, with its scopes and its back end."""
-        if name == "skills":
-            for backend, source in self.skill_sources.items():
-                yield from ((entry["uri"], (source.scopes, backend)) for entry in source.entries)
-            return
-        of_kind = "prompt" if name == "prompts" else "resource"
-        for kind, key, item in self.items():
-            if kind == of_kind:
-                yield key, (item.scopes, item.backend)
-
-    def _chosen(
-        self, key: tuple[Any, ...], pages: Pages, is_chosen: Callable[[str], bool]
-    ) -> Pages:
-        """Return the pages of the entries whose keys are chosen, cached under `key`."""
-        if key in self._visible:
-            return self._visible[key]
-        chosen = Pages([item for item in pages.items if is_chosen(item[0])], pages.size)
-        if len(self._visible) < MAX_SCOPE_SETS:
-            self._visible[key] = chosen
-        return chosen
 
     def all_scopes(self) -> frozenset[str]:
         """Return every scope that any tool, prompt or resource needs."""

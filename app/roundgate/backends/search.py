@@ -244,9 +244,7 @@ _READ: Final = 500
 _NAME: Final = {"type": "string", "description": f"A name that {SEARCH} has returned."}
 
 
-def with_search(
-    catalog: Catalog, config: SearchConfig | None, origin: Origin, *, checks_scopes: bool
-) -> Catalog:
+def with_search(catalog: Catalog, config: SearchConfig | None, origin: Origin) -> Catalog:
     """Return the catalog with search in place of its list, if it has more tools than `above`.
 
     Raises:
@@ -270,7 +268,7 @@ def with_search(
                 for name in clashes
             ]
         )
-    own = _Search(catalog, config, checks_scopes=checks_scopes).tools()
+    own = _Search(catalog, config).tools()
     problems: list[Problem] = []
     served = {
         tool.definition["name"]: added
@@ -313,7 +311,7 @@ def not_pinned(
 class _Search:
     """The three search tools."""
 
-    def __init__(self, catalog: Catalog, config: SearchConfig, *, checks_scopes: bool) -> None:
+    def __init__(self, catalog: Catalog, config: SearchConfig) -> None:
         self._served = [
             served
             for served in catalog.tools.values()
@@ -321,7 +319,7 @@ class _Search:
         ]
         self._by_name = catalog.tools
         self._results = config.results
-        self._checks_scopes = checks_scopes
+        self._checks_scopes = catalog.checks_scopes
         self._ranking: Ranking | None = None
 
     def tools(self) -> list[Tool]:

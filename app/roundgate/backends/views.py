@@ -41,8 +41,6 @@ def with_views(
     configs: Sequence[ViewConfig],
     origin: Origin,
     page_size: int,
-    *,
-    checks_scopes: bool,
 ) -> Catalog:
     """Return the catalog with its views.
 
@@ -51,16 +49,13 @@ def with_views(
         configs: the views.
         origin: the place of the views, for problems.
         page_size: entries on a page.
-        checks_scopes: whether callers need the scopes of tools.
 
     Raises:
         ConfigError: lists the problems of all views.
     """
     problems: list[Problem] = []
     views = {
-        config.name: _view(
-            catalog, config, origin.at(number), page_size, problems, checks_scopes=checks_scopes
-        )
+        config.name: _view(catalog, config, origin.at(number), page_size, problems)
         for number, config in enumerate(configs)
     }
     if problems:
@@ -75,8 +70,6 @@ def _view(
     origin: Origin,
     page_size: int,
     problems: list[Problem],
-    *,
-    checks_scopes: bool,
 ) -> Catalog:
     chosen = {
         name: served for name, served in everything.tools.items() if _is_selected(served, config)
@@ -105,7 +98,7 @@ def _view(
         return view
     try:
         view = with_reading(with_rules(view, everything.policy, config.name), origin)
-        return with_search(view, config.search, origin.at("search"), checks_scopes=checks_scopes)
+        return with_search(view, config.search, origin.at("search"))
     except ConfigError as error:
         problems += error.problems
         return view

@@ -3,8 +3,8 @@ their tokens, and by the rules of `policy`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
@@ -23,6 +23,9 @@ from roundgate.policy.config import Kind
 from roundgate.protocol import Completion, Pages
 from roundgate.tasks import tell_refused
 
+MAX_SCOPE_SETS: Final = 256
+"""The maximum number of sets of scopes and rules with cached pages."""
+
 
 class Access:
     """Decides which tools, prompts, resources and tasks of a catalog a caller may use.
@@ -32,13 +35,21 @@ class Access:
     Args:
         catalog: the catalog.
         metrics: counts calls that rules refuse.
-        checks_scopes: whether callers are authenticated; otherwise no scope is needed.
     """
 
-    def __init__(self, catalog: Catalog, metrics: Metrics, *, checks_scopes: bool) -> None:
+    def __init__(self, catalog: Catalog, metrics: Metrics) -> None:
         self._catalog = catalog
         self._metrics = metrics
-        self._checks_scopes = checks_scopes
+        self._checks_scopes = checks_scopes = catalog.checks_scopes
+        self._scopes = catalog.all_scopes() if checks_scopes else frozenset[str]()
+        self._pages: Mapping[ListName, Pages] = {
+            "prompts": catalog.prompt_pages,
+            "resources": catalog.resource_pages,
+            "templates": catalog.template_pages,
+            "skills": catalog.skill_pages,
+        }
+        self._visible: dict[tuple[Any, ...], Pages] = {}
+        """Cached pages of the entries that some callers see."""
         self._rules = catalog.item_rules
         self._has_policy = catalog.policy is not None
         tools = [served.tool for served in catalog.tools.values()] if checks_scopes else []
@@ -224,9 +235,62 @@ class Access:
 
     def tool_pages(self, principal: Principal) -> Pages:
         """Return the list of the tools that the caller may use."""
-        return self._catalog.tool_pages_for(principal, checks_scopes=self._checks_scopes)
+        catalog, checks_scopes = self._catalog, self._checks_scopes
+        rules = None if catalog.policy is None else catalog.policy.callers_key(principal)
+        if not checks_scopes and rules is None:
+            return catalog.tool_pages
+        return self._visible_pages(
+            ("tools", self._granted(principal, checks_scopes=checks_scopes), rules),
+            catalog.tool_pages,
+            lambda name: catalog.tools[name].is_for(principal, checks_scopes=checks_scopes),
+        )
 
     def pages(self, name: ListName, principal: Principal) -> Pages:
         """Return the entries of a list that the caller may use."""
-        checks = self._has_scopes[name]
-        return self._catalog.pages_for(name, principal, checks_scopes=checks)
+        pages, rules = self._pages[name], self._rules
+        checks_scopes = self._has_scopes[name]
+        if rules is not None and not rules.covers("prompt" if name == "prompts" else "resource"):
+            rules = None
+        if rules is None and not checks_scopes:
+            return pages
+        granted = self._granted(principal, checks_scopes=checks_scopes)
+        caller = None if rules is None else rules.caller(principal)
+        entries: dict[str, tuple[frozenset[str], str]] = {}
+
+        def is_for_caller(key: str) -> bool:
+            if not entries:
+                entries.update(self._entries(name))
+            scopes, backend = entries[key]
+            has_scopes = granted is None or scopes <= granted
+            return has_scopes and (
+                rules is None or caller is None or rules.allows(name, key, backend, caller)
+            )
+
+        by_rules = None if rules is None else rules.policy.callers_key(principal)
+        return self._visible_pages((name, granted, by_rules), pages, is_for_caller)
+
+    def _granted(self, principal: Principal, *, checks_scopes: bool) -> frozenset[str] | None:
+        """Return the scopes of the caller that anything needs; `None` if none is needed."""
+        return principal.scopes & self._scopes if checks_scopes else None
+
+    def _entries(self, name: ListName) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
+        """Yield the key of each entry of a list, with its scopes and its back end."""
+        if name == "skills":
+            for backend, source in self._catalog.skill_sources.items():
+                yield from ((entry["uri"], (source.scopes, backend)) for entry in source.entries)
+            return
+        of_kind = "prompt" if name == "prompts" else "resource"
+        for kind, key, item in self._catalog.items():
+            if kind == of_kind:
+                yield key, (item.scopes, item.backend)
+
+    def _visible_pages(
+        self, key: tuple[Any, ...], pages: Pages, is_visible: Callable[[str], bool]
+    ) -> Pages:
+        """Return the pages of the entries whose keys are visible, cached under `key`."""
+        visible = self._visible.get(key)
+        if visible is None:
+            visible = Pages([item for item in pages.items if is_visible(item[0])], pages.size)
+            if len(self._visible) < MAX_SCOPE_SETS:
+                self._visible[key] = visible
+        return visible

@@ -49,7 +49,7 @@ def make_methods(
         parts,
         catalog_features(catalog, streams=parts.streams),
         Results(result_format, parts.clock),
-        Access(catalog, parts.rates.metrics, checks_scopes=config.auth != "none"),
+        Access(catalog, parts.rates.metrics),
         Arguments(config.arguments, parts.rates.metrics),
         Calls(
             sealer=parts.sealer,

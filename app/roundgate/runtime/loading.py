@@ -257,10 +257,9 @@ def _arranged(
         ConfigError: lists `earlier_problems`, and every problem of these parts.
     """
     page_size = file.config.limits.page_size or ONE_PAGE
-    checks_scopes = file.config.auth != "none"
     served = merge(offers, page_size, earlier_problems, origins)
     named = frozenset().union(*(backend.named_claims for backend in file.backends))
-    served = replace(served, checks_scopes=checks_scopes, kept_claims=named)
+    served = replace(served, checks_scopes=file.config.auth != "none", kept_claims=named)
     problems: list[Problem] = []
     if file.config.policy is not None:
         from roundgate.policy.rules import Policy
@@ -277,7 +276,6 @@ def _arranged(
                 file.config.views,
                 file.origin.at("views"),
                 page_size,
-                checks_scopes=checks_scopes,
             )
     with _collected(problems):
         served = with_reading(served, file.origin.at("backends"))
@@ -286,7 +284,7 @@ def _arranged(
 
         place = file.origin.at("search")
         with _collected(problems):
-            served = with_search(served, file.config.search, place, checks_scopes=checks_scopes)
+            served = with_search(served, file.config.search, place)
     with _collected(problems):
         continue_tool = file.config.sessions.continue_tool
         check_names(served, file.config.fallback, file.origin, continue_tool)

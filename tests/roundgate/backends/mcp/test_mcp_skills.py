@@ -337,7 +337,7 @@ async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None
                 read = await mcp.post("resources/directory/read", directory, **who)
                 assert read.status_code == status
         snapshot = await asyncio.to_thread(loading.load, file)
-        access = Access(snapshot.catalog, Metrics(), checks_scopes=True)
+        access = Access(snapshot.catalog, Metrics())
         for granted in (frozenset[str](), frozenset({"read"})):
             caller = Principal("issuer", "subject", scopes=granted)
             assert access.may_subscribe(uri, caller, "") is bool(granted)
