@@ -78,7 +78,7 @@ HOMES = {
             "observability",
             "http.request",
             "http.replica",
-            "backends.python.modules",
+            "backends.modules",
         ),
         "backends.http.service",
         "roundgate_aws",  # Lambda's deadlines are times of day; waits for processes of its own

@@ -18,7 +18,7 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate.auth.principal import Principal
-from roundgate.backends import base
+from roundgate.backends import service_tasks
 from roundgate.backends.base import Offering, Returned, Tool
 from roundgate.clock import iso
 from roundgate.config import ConfigFile
@@ -41,7 +41,7 @@ QUESTION = {
 
 
 class Service:
-    """The service, and the source of its tasks. What it says is the protocol's JSON, taken in by `base.task_view`."""
+    """The service, and the source of its tasks. What it says is the protocol's JSON, read by `task_view`."""
 
     def __init__(self, *, tells: bool = False) -> None:
         self.tells = tells
@@ -88,7 +88,7 @@ class Service:
     # the source
 
     async def get(self, task_id: str, principal: Principal) -> TaskView:
-        return base.task_view(await self._find("get", task_id, principal))
+        return service_tasks.task_view(await self._find("get", task_id, principal))
 
     async def update(
         self, task_id: str, responses: Mapping[str, Any], principal: Principal
@@ -146,15 +146,15 @@ class ServiceBackend:
         return Offering(tools, task_source=self._service if self._offers_source else None)
 
     async def _dispatch(self, context: Context, arguments: dict[str, Any]) -> Returned:
-        if base.may_hand_over(context):
-            return base.task_view(self._service.begin())
+        if service_tasks.may_hand_over(context):
+            return service_tasks.task_view(self._service.begin())
         return ToolResult([TextContent("done at once")])
 
     async def _careless(self, context: Context, arguments: dict[str, Any]) -> Returned:
         """Hands over whether or not that can be."""
         if arguments.get("task"):
             await context.continue_as_task()
-        return base.task_view(self._service.begin())
+        return service_tasks.task_view(self._service.begin())
 
     async def aclose(self) -> None:
         """It keeps nothing."""

@@ -7,13 +7,11 @@ from roundgate.backends import registry as registry
 from roundgate.backends.approvals import decision_in as decision_in
 from roundgate.backends.approvals import is_approval as is_approval
 from roundgate.backends.approvals import log_decision as log_decision
-from roundgate.backends.base import MAX_ID_CHARS as MAX_ID_CHARS
 from roundgate.backends.base import Backend as Backend
 from roundgate.backends.base import Offering as Offering
 from roundgate.backends.base import Prompt as Prompt
 from roundgate.backends.base import Resource as Resource
 from roundgate.backends.base import Returned as Returned
-from roundgate.backends.base import TaskSource as TaskSource
 from roundgate.backends.base import Tool as Tool
 from roundgate.backends.bounded import KeptTexts as KeptTexts
 from roundgate.backends.catalog import Catalog as Catalog
@@ -26,6 +24,8 @@ from roundgate.backends.config import ViewConfig as ViewConfig
 from roundgate.backends.fallback import Fallback as Fallback
 from roundgate.backends.fallback import OwnTool as OwnTool
 from roundgate.backends.registry import kind_of as kind_of
+from roundgate.backends.service_tasks import MAX_ID_CHARS as MAX_ID_CHARS
+from roundgate.backends.service_tasks import TaskSource as TaskSource
 from roundgate.backends.serving import CatalogSource as CatalogSource
 from roundgate.backends.serving import Serving as Serving
 from roundgate.backends.serving import Snapshot as Snapshot

@@ -7,22 +7,20 @@ no prefix.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct, field
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
-from roundgate.backends.python.modules import Modules
+from roundgate.backends.modules import Modules
 from roundgate.backends.secret_reading import Secrets
-from roundgate.errors import BackendError, Problem
-from roundgate.json import encode
+from roundgate.backends.service_tasks import TaskSource
+from roundgate.backends.skills.source import SkillSource
+from roundgate.errors import Problem
 from roundgate.protocol import (
-    NEWEST,
-    REQUIRED,
     Completion,
     ForwardedPrompt,
     ForwardedRead,
@@ -30,12 +28,10 @@ from roundgate.protocol import (
     PromptMessage,
     ResourceContents,
     Schema,
-    Status,
     TaskView,
     ToolResult,
-    without_none,
 )
-from roundgate.replay import MAX_STATUS_CHARS, AnyContext, Context, Url, form_schema
+from roundgate.replay import AnyContext, Context
 from roundgate.settings import ArgumentMode, Origin, TaskMode, WithoutTasks
 
 Returned: TypeAlias = ToolResult | TaskView
@@ -346,194 +342,3 @@ class Shared(Struct, frozen=True):
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]
 """A function that makes a back end from its settings, their place and the shared parts, or raises
 ConfigError. It runs in the serving thread and may wait only for files; `offer` does the rest."""
-
-
-# Skills
-
-
-class Directory(Struct, frozen=True):
-    """A page of a directory of resources."""
-
-    children: Sequence[Mapping[str, Any]]
-    """The direct children, as the schema's `Resource`."""
-    next_cursor: str | None = None
-
-
-class SkillSource(Protocol):
-    """The skills of one back end (SEP-2640). The authority of each URI is the name of the back end:
-    `skill://NAME/refunds/SKILL.md`.
-
-    The methods may raise `BackendError` if a server is unavailable.
-    """
-
-    @property
-    def entries(self) -> Sequence[Mapping[str, Any]]:
-        """The entries of skills/list, in their order."""
-
-    @property
-    def scopes(self) -> frozenset[str]:
-        """The scopes that the caller's token must grant to see the skills."""
-
-    async def get(self, uri: str) -> Mapping[str, Any] | None:
-        """Return the current entry of a skill by the URI of its SKILL.md, listed or not; `None` if
-        there is no such skill."""
-
-    async def directory(self, uri: str, cursor: str | None) -> Directory | None:
-        """Return a page of a directory; `None` if there is no such directory or page."""
-
-
-# Tasks of services
-
-
-MAX_ID_CHARS: Final = 512
-"""The maximum length of a service's task id, in characters."""
-MAX_REQUESTS: Final = 100
-"""The maximum number of open questions of one task."""
-_MAX_KEY_CHARS: Final = 256
-_ERROR_CODES: Final = frozenset({-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022})
-"""The protocol's codes; a service's other codes are replaced."""
-_INTERNAL_ERROR: Final = -32603
-
-
-class TaskSource(Protocol):
-    """The tasks of one service, by the service's ids.
-
-    A tool whose service makes a task of a call returns a view of that task in place of a result.
-    The client then asks the gateway, under an id that seals the service's id, and the gateway asks
-    the source in the back end's offering. The gateway keeps neither row nor journal:
-
-        tools/call ──▶ tool ──▶ service: "task 17"     the client gets an id that is 17, sealed
-        tasks/get {our id} ──▶ source.get("17")        on any replica
-
-    Each method may raise `TaskNotFound`, `Unavailable` (the service does not answer) and
-    `BackendError` (the service's answer is invalid). The gateway cancels a method after
-    `tasks.named.SOURCE_S` seconds.
-    """
-
-    async def get(self, task_id: str, principal: Principal) -> TaskView:
-        """Return the current state of the task (`task_view`)."""
-
-    async def update(
-        self, task_id: str, responses: Mapping[str, Any], principal: Principal
-    ) -> None:
-        """Answer questions of a task by their keys; ignore other keys."""
-
-    async def cancel(self, task_id: str, principal: Principal) -> None:
-        """Cancel the task, unless it has ended."""
-
-    def watch(
-        self, task_id: str, principal: Principal, changed: Callable[[], None]
-    ) -> Callable[[], None] | None:
-        """Call `changed` in this event loop whenever the task may have changed, until the returned
-        function is called. Additional calls do no harm.
-
-        Return `None` if the service reports no changes. The task is also polled, so a lost change
-        is only late.
-        """
-
-
-def may_hand_over(context: Context) -> bool:
-    """Return whether the tool may return a task of its service. True if the call is not itself a
-    task and the client supports tasks."""
-    return context.task_id is None and context.supports(REQUIRED)
-
-
-def task_view(task: Any) -> TaskView:
-    """Return the view of a `Task` or `DetailedTask` in JSON; raise BackendError if `task` is
-    neither."""
-    try:
-        return _task_view(task)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
-        raise BackendError(
-            "The service described its task in a form that the gateway does not know"
-        ) from None
-
-
-def _task_view(task: Any) -> TaskView:
-    status, message = Status(task["status"]), task.get("statusMessage")
-    created_ms, ttl_ms, interval_ms = (
-        _ms(task["createdAt"]),
-        task["ttlMs"],
-        task.get("pollIntervalMs"),
-    )
-    return TaskView(
-        task_id=_text(task["taskId"], MAX_ID_CHARS),
-        status=status,
-        status_message=None if message is None else str(message)[:MAX_STATUS_CHARS],
-        created_ms=created_ms,
-        updated_ms=_ms(task["lastUpdatedAt"]),
-        expires_ms=None if ttl_ms is None else created_ms + int(ttl_ms),
-        requests=_requests(task["inputRequests"]) if "inputRequests" in task else {},
-        outcome=_outcome(status, task),
-        poll_interval_ms=None if interval_ms is None else max(0, int(interval_ms)),
-    )
-
-
-def _ms(moment: str) -> int:
-    parsed = datetime.fromisoformat(moment)
-    if parsed.tzinfo is None:
-        raise ValueError("a time has no time zone")
-    return int(parsed.timestamp() * 1000)
-
-
-def _text(value: Any, most: int) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= most:
-        raise ValueError("a text is empty or too long")
-    return value
-
-
-def _requests(requests: Mapping[str, Any]) -> Mapping[str, bytes]:
-    if len(requests) > MAX_REQUESTS:
-        raise ValueError("too many questions")
-    for request in requests.values():
-        check_request(request)
-    return {_text(key, _MAX_KEY_CHARS): encode(request) for key, request in requests.items()}
-
-
-def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
-    """Return the outcome of a completed or failed task, or `None`. Unknown error codes become
-    internal errors. Raise ValueError if a result has no content."""
-    if status is Status.COMPLETED and "result" in task:
-        result = task["result"]
-        if not isinstance(result["content"], list):
-            raise ValueError("the result has no list `content`")
-        return NEWEST.kept_result(result)
-    if status is Status.FAILED and "error" in task:
-        error = task["error"]
-        code = error["code"] if error["code"] in _ERROR_CODES else _INTERNAL_ERROR
-        return encode(
-            {"code": code, "message": str(error["message"]), **without_none(data=error.get("data"))}
-        )
-    return None
-
-
-MAX_URL: Final = 2_048
-"""The maximum length of a URL in a service's question, in characters."""
-
-
-def check_request(request: Any) -> None:
-    """Raise ValueError unless a service's question is an `InputRequest` that a client can show."""
-    match request:
-        case {
-            "method": "elicitation/create",
-            "params": {"mode": "url", "message": str(message), "url": str(url)},
-        }:
-            Url(message, url)
-            if len(url) > MAX_URL:
-                raise ValueError("too long to be shown")
-        case {
-            "method": "elicitation/create",
-            "params": {"message": str(), "requestedSchema": dict(fields), **others},
-        }:
-            if others.get("mode", "form") != "form":
-                raise ValueError("the mode of an elicitation is neither form nor url")
-            form_schema(fields)
-        case {
-            "method": "sampling/createMessage",
-            "params": {"messages": list(), "maxTokens": int()},
-        }:
-            pass
-        case {"method": "roots/list"} if isinstance(request.get("params", {}), dict):
-            pass
-        case _:
-            raise ValueError("not an input request")

@@ -18,17 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from roundgate.backends.base import (
-    DirectCall,
-    Prompt,
-    Resource,
-    Returned,
-    SkillSource,
-    TaskSource,
-    Tool,
-    UriPattern,
-)
+from roundgate.backends.base import DirectCall, Prompt, Resource, Returned, Tool, UriPattern
 from roundgate.backends.definitions import StoredDefinition, encoded, meta_of
+from roundgate.backends.service_tasks import TaskSource
+from roundgate.backends.skills.source import SkillSource
 from roundgate.errors import (
     MAX_URI,
     ConfigError,

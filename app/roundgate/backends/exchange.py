@@ -20,9 +20,9 @@ from typing import Any, Final, NoReturn, Protocol, TypeAlias
 from msgspec import Struct
 
 from roundgate import json
-from roundgate.backends.base import check_request
 from roundgate.backends.config import JobConfig
 from roundgate.backends.http.messages import Answer
+from roundgate.backends.service_tasks import check_request
 from roundgate.background import detached
 from roundgate.errors import (
     BackendError,

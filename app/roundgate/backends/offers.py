@@ -14,15 +14,7 @@ from typing import Final, Generic, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from roundgate.backends.base import (
-    NamedBackend,
-    Offering,
-    Prompt,
-    Resource,
-    SkillSource,
-    TaskSource,
-    Tool,
-)
+from roundgate.backends.base import NamedBackend, Offering, Prompt, Resource, Tool
 from roundgate.backends.catalog import (
     MAX_NAME,
     NAME,
@@ -34,6 +26,8 @@ from roundgate.backends.catalog import (
     serve,
 )
 from roundgate.backends.definitions import EncodedDefinitions, renamed
+from roundgate.backends.service_tasks import TaskSource
+from roundgate.backends.skills.source import SkillSource
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import Pages, UriTemplate
 from roundgate.settings import Origin

@@ -23,7 +23,7 @@ from msgspec import Struct
 from pydantic import Field, TypeAdapter, ValidationError
 
 from roundgate.backends.config import BackendConfig
-from roundgate.backends.python.modules import prepend_path
+from roundgate.backends.modules import prepend_path
 from roundgate.errors import ConfigError, Problem
 from roundgate.observability import place_of
 from roundgate.settings import Origin

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from roundgate.backends import Catalog
-from roundgate.backends.base import SkillSource
+from roundgate.backends.skills.source import SkillSource
 from roundgate.errors import InternalError, InvalidParams, ResourceNotFound
 from roundgate.methods.parts import Extension, Kit, Listing, Method, list_hint
 from roundgate.methods.rounds import Reply, RequestContext

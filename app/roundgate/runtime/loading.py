@@ -20,8 +20,8 @@ from roundgate.backends import BackendConfig
 from roundgate.backends.base import Backend, LiveBackend, MakeBackend, NamedBackend, Shared
 from roundgate.backends.catalog import Catalog, Missing, with_reading, with_rules
 from roundgate.backends.fallback import check_names
+from roundgate.backends.modules import Modules
 from roundgate.backends.offers import Offers, ask, merge, missing_for
-from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of, report_failures
 from roundgate.backends.serving import Snapshot, core_of
 from roundgate.backends.shaping import ConfiguredBackend

@@ -43,7 +43,7 @@ from pydantic import BaseModel
 from roundgate import config
 from roundgate.backends import Catalog, Serving, Snapshot
 from roundgate.backends.base import LiveBackend
-from roundgate.backends.python.modules import Modules
+from roundgate.backends.modules import Modules
 from roundgate.backends.serving import core_of
 from roundgate.background import detached
 from roundgate.config import ConfigFile, GatewayConfig

@@ -16,7 +16,7 @@ from roundgate import aws, config
 from roundgate import observability as logs
 from roundgate.auth import Principal, task_owner
 from roundgate.backends import KeptTexts, Serving, Snapshot
-from roundgate.backends.python.modules import Modules
+from roundgate.backends.modules import Modules
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem, ToolError

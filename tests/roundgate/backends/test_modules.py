@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.backends.python.modules import Modules
+from roundgate.backends.modules import Modules
 
 
 @pytest.fixture(autouse=True)

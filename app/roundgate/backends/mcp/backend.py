@@ -44,7 +44,7 @@ from roundgate.backends.mcp.snapshot import Snapshot, read_snapshot
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import MAX_NAME, UsableTool
 from roundgate.backends.mcp.uris import Uris
-from roundgate.backends.python.modules import Modules
+from roundgate.backends.modules import Modules
 from roundgate.background import detached
 from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.connection import Connection

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 
 from msgspec import Struct
 
-from roundgate.backends.base import Returned, check_request, may_hand_over
+from roundgate.backends.base import Returned
 from roundgate.backends.mcp.apps import declared_extension
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.eras import refuses_to_ask
@@ -33,6 +33,7 @@ from roundgate.backends.mcp.server import (
 from roundgate.backends.mcp.tasks import view_from_wire
 from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
 from roundgate.backends.mcp.uris import Uris
+from roundgate.backends.service_tasks import check_request, may_hand_over
 from roundgate.client import Limits
 from roundgate.client.flows import InputRequired, read_input_required
 from roundgate.client.messages import META, Listener, of_arguments

@@ -20,7 +20,6 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from roundgate import json
-from roundgate.backends.base import check_request
 from roundgate.backends.mcp.held_rows import (
     FIRST_POLL_S,
     HEARTBEAT_S,
@@ -28,6 +27,7 @@ from roundgate.backends.mcp.held_rows import (
     LOST_MS,
     CallRows,
 )
+from roundgate.backends.service_tasks import check_request
 from roundgate.client.connection import Connection
 from roundgate.client.link import Link
 from roundgate.client.messages import Listener

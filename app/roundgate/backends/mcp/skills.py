@@ -17,12 +17,12 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from roundgate.backends.base import Directory
 from roundgate.backends.mcp.config import PartConfig
 from roundgate.backends.mcp.lists import checked_text, left_out, read_list, read_with_earlier
 from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.tools import MAX_REASON, LeftOut, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Uris
+from roundgate.backends.skills.source import Directory
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
 from roundgate.client.messages import Listener

@@ -9,10 +9,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 from roundgate.auth import Principal
-from roundgate.backends.base import task_view
 from roundgate.backends.mcp.server import Server
 from roundgate.backends.mcp.tools import without_hop
 from roundgate.backends.mcp.uris import Uris
+from roundgate.backends.service_tasks import task_view
 from roundgate.client.messages import Listener
 from roundgate.client.types import Json
 from roundgate.clock import Clock

@@ -20,6 +20,7 @@ import roundgate
 from roundgate import declare
 from roundgate.aio import Threads
 from roundgate.auth import Principal
+from roundgate.backends import modules
 from roundgate.backends.base import (
     Complete,
     DirectCall,
@@ -30,8 +31,7 @@ from roundgate.backends.base import (
     Tool,
 )
 from roundgate.backends.config import BackendConfig
-from roundgate.backends.python import modules
-from roundgate.backends.python.modules import Modules
+from roundgate.backends.modules import Modules
 from roundgate.backends.python.pages import Pages, UnusablePage
 from roundgate.backends.python.versions import Versions
 from roundgate.backends.schema_values import Document

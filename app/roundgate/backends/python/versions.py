@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
-from roundgate.backends.python.modules import is_installed, is_standard
+from roundgate.backends.modules import is_installed, is_standard
 from roundgate.json import digest
 from roundgate.replay import digest_of_value
 from roundgate.settings.files import Stamp, stamp

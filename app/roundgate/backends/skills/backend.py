@@ -8,9 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from roundgate.backends.base import Directory, Offering, Resource, Shared
+from roundgate.backends.base import Offering, Resource, Shared
 from roundgate.backends.skills.config import SkillsBackendConfig
 from roundgate.backends.skills.folder import File, Skills, UnusableSkill, read_skills
+from roundgate.backends.skills.source import Directory
 from roundgate.errors import ConfigError, Problem, ResourceNotFound
 from roundgate.protocol import BlobResourceContents, ResourceContents, TextResourceContents
 from roundgate.protocol.skills import SCHEME
