@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Final
 
-from roundgate.aio import crowded_room
+from roundgate.aio import ROOM
 from roundgate.auth import Principal
 from roundgate.backends import Returned, ServedTool
 from roundgate.errors import (
@@ -116,7 +116,7 @@ class ToolMethods:
         """Run a call that cannot suspend."""
         outcome = await run_direct(call, context)
         if isinstance(outcome, Completed) and isinstance(outcome.value, ToolResult):
-            if crowded_room() is None:
+            if (room := ROOM.get()) is None or room.is_idle:
                 return self._results.tool(outcome.value)
             return await self._in_room(outcome.value, served)
         return self._ended(outcome, served, context.principal)
@@ -209,7 +209,7 @@ class ToolMethods:
 
     async def _in_room(self, result: ToolResult, served: ServedTool) -> Reply:
         """Return the reply for a result, once there is room for it."""
-        if (room := crowded_room()) is not None:
+        if (room := ROOM.get()) is not None and not room.is_idle:
             try:
                 await room.keep(approximate_size(result.to_wire()))
             except AnswersUnread as error:
