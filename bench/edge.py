@@ -1,10 +1,11 @@
 """The cost of a request without sockets: the bytes of requests are fed into a server's protocol,
 and its output is read.
 
-Run by `bench.instructions` (`python -m bench.edge gateway 200`), with or without valgrind. Every
-subject runs in the gateway's own environment, with the same releases of all packages. Kernel,
-network and other processes are excluded; everything else is as in a server. Prints one JSON object:
-microseconds of processor time per request (in the fastest batch), writes, garbage collections.
+Run by `bench.instructions` (`python -m bench.edge gateway 200`), with or without valgrind. The
+subject `gateway-context` is the gateway with a tool that takes a context. Every subject runs in the
+gateway's own environment, with the same releases of all packages. Kernel, network and other
+processes are excluded; everything else is as in a server. Prints one JSON object: microseconds of
+processor time per request (in the fastest batch), writes, garbage collections.
 """
 
 import asyncio
@@ -62,7 +63,8 @@ async def _measure(subject: str, count: int, *, is_logged: bool) -> dict[str, fl
     protocol, tasks = connection(subject, is_logged=is_logged)
     client = Client()
     protocol.connection_made(client)
-    requests = [exchange.request for exchange in WORKLOADS["call_add"](64)]
+    workload = "call_add_with_context" if subject == "gateway-context" else "call_add"
+    requests = [exchange.request for exchange in WORKLOADS[workload](64)]
     await batch(protocol, tasks, client, requests, BATCH)
     collected, best_s, writes = _collections(), float("inf"), 0
     for _ in range(max(1, count // BATCH)):
@@ -99,7 +101,7 @@ def connection(subject: str, *, is_logged: bool) -> tuple[Any, set[Any]]:
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
-    app, options = _gateway(is_logged) if subject == "gateway" else _other(subject, is_logged)
+    app, options = _gateway(is_logged) if "gateway" in subject else _other(subject, is_logged)
     made: Any = Config(app, ws="none", lifespan="off", **options)
     made.load()
     state = ServerState()

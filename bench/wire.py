@@ -105,6 +105,14 @@ def call_add(count: int) -> Sequence[Exchange]:
     return [_call_add(n, 1000 + n, 7 * n, http_request) for n in range(1, count + 1)]
 
 
+def call_add_with_context(count: int) -> Sequence[Exchange]:
+    """Return `tools/call` requests of a tool that takes a context and asks nothing."""
+    return [
+        _call_add(n, 1000 + n, 7 * n, http_request, tool="add_with_context")
+        for n in range(1, count + 1)
+    ]
+
+
 def call_add_in_session(count: int) -> Sequence[Exchange]:
     """Return `tools/call` requests of 2025-11-25. The load adds the session's header."""
     return [
@@ -139,7 +147,9 @@ def _call_get_order(request_id: int, name: str, arguments: dict[str, Any]) -> Ex
     return Exchange(http_request("tools/call", params, request_id), request_id, check)
 
 
-def _call_add(request_id: int, a: int, b: int, written: Callable[..., bytes]) -> Exchange:
+def _call_add(
+    request_id: int, a: int, b: int, written: Callable[..., bytes], *, tool: str = "add"
+) -> Exchange:
     def check(result: dict[str, Any]) -> None:
         _require(not result.get("isError"), "the tool failed")
         _require(
@@ -152,7 +162,7 @@ def _call_add(request_id: int, a: int, b: int, written: Callable[..., bytes]) ->
         right = (a + b, {"result": a + b}, *((None,) if written is older_request else ()))
         _require(result.get("structuredContent") in right, "not the sum, structured")
 
-    params = {"name": "add", "arguments": {"a": a, "b": b}}
+    params = {"name": tool, "arguments": {"a": a, "b": b}}
     return Exchange(written("tools/call", params, request_id), request_id, check)
 
 
@@ -211,6 +221,7 @@ def task_request(task_id: str, request_id: int) -> bytes:
 WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
     {
         "call_add": call_add,
+        "call_add_with_context": call_add_with_context,
         "call_add_in_session": call_add_in_session,
         "call_one_of_hundred": call_one_of_hundred,
         "call_through_search": call_through_search,
