@@ -39,7 +39,6 @@ from roundgate.http import (
     Rate,
     RequestMiddleware,
     Upstream,
-    WebAdapterMiddleware,
     default_hosts,
     make_events_router,
     make_metrics_router,
@@ -50,7 +49,7 @@ from roundgate.http import (
 )
 from roundgate.http.protected import make_resources, make_verifiers
 from roundgate.http.replica import Replica
-from roundgate.observability import exposition, tracing
+from roundgate.observability import tracing
 from roundgate.runtime import checks
 from roundgate.runtime.startup import Loaded, Stores, build_core, read_configuration
 from roundgate.settings import Settings
@@ -104,6 +103,8 @@ def build_app(
     if loaded is None:
         checks.require(checks.problems(file, using, has_verifier=verifier is not None))
     if file.config.http.metrics:
+        from roundgate.observability import exposition  # loaded only if there are metrics
+
         exposition.set_up()
     core = build_core(file, using, clock, stores, loaded=loaded)
     replica = Replica(file, using, clock, core, owns_process=owns_process)
@@ -214,7 +215,11 @@ def _layers(
     if origins is None:
         origins = public_origins(using.public_url)
     loopback_only = auth == "none" and not using.allow_anonymous
-    adapter = [Middleware(WebAdapterMiddleware, clock=clock)] if using.on_lambda else []
+    adapter = []
+    if using.on_lambda:
+        from roundgate.http.web_adapter import WebAdapterMiddleware
+
+        adapter.append(Middleware(WebAdapterMiddleware, clock=clock))
     nothing = nothing_at(http.path)
     requests = partial(
         RequestMiddleware,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -18,7 +18,6 @@ from roundgate.auth import Principal
 from roundgate.backends.modules import Modules
 from roundgate.backends.secret_reading import Secrets
 from roundgate.backends.service_tasks import TaskSource
-from roundgate.backends.skills.source import SkillSource
 from roundgate.errors import Problem
 from roundgate.protocol import (
     Completion,
@@ -33,6 +32,9 @@ from roundgate.protocol import (
 )
 from roundgate.replay import AnyContext, Context
 from roundgate.settings import ArgumentMode, Origin, TaskMode, WithoutTasks
+
+if TYPE_CHECKING:  # loaded only if a back end has skills
+    from roundgate.backends.skills.source import SkillSource
 
 Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or a task of the tool's service that finishes the call (`may_hand_over`)."""

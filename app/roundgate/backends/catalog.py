@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from roundgate.backends.base import DirectCall, Prompt, Resource, Returned, Tool, UriPattern
 from roundgate.backends.definitions import StoredDefinition, encoded, meta_of
 from roundgate.backends.service_tasks import TaskSource
-from roundgate.backends.skills.source import SkillSource
 from roundgate.errors import (
     MAX_URI,
     ConfigError,
@@ -49,6 +48,7 @@ from roundgate.settings import Origin
 
 if TYPE_CHECKING:  # loaded only if there is a policy
     from roundgate.auth import Principal
+    from roundgate.backends.skills.source import SkillSource
     from roundgate.policy.config import Kind
     from roundgate.policy.items import ItemRules
     from roundgate.policy.rules import Policy, Rule, ToolRules

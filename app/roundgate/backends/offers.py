@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -27,10 +27,12 @@ from roundgate.backends.catalog import (
 )
 from roundgate.backends.definitions import EncodedDefinitions, renamed
 from roundgate.backends.service_tasks import TaskSource
-from roundgate.backends.skills.source import SkillSource
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import Pages, UriTemplate
 from roundgate.settings import Origin
+
+if TYPE_CHECKING:  # loaded only if a back end has skills
+    from roundgate.backends.skills.source import SkillSource
 
 log = logging.getLogger("roundgate.backends")
 

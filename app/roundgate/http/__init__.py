@@ -23,4 +23,3 @@ from roundgate.http.routes import make_router as make_router
 from roundgate.http.routes import not_found_handler as not_found_handler
 from roundgate.http.routes import nothing_at as nothing_at
 from roundgate.http.web_adapter import MARGIN_MS as MARGIN_MS
-from roundgate.http.web_adapter import WebAdapterMiddleware as WebAdapterMiddleware

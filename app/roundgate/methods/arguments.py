@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from roundgate.backends import ServedTool
-from roundgate.backends.repairing import repaired, without_names
 from roundgate.observability.metrics import Metrics
 from roundgate.protocol import Schema
 from roundgate.settings import ArgumentsConfig
@@ -48,6 +47,8 @@ class Arguments:
     def _repaired(
         self, tool: str, definition: Mapping[str, Any], compiled: Schema, sent: dict[str, Any]
     ) -> tuple[dict[str, Any], bool]:
+        from roundgate.backends.repairing import repaired, without_names
+
         arguments, repairs = sent, dict[str, int]()
         if not self._ignored.isdisjoint(sent):
             arguments = without_names(definition["inputSchema"], sent, self._ignored)

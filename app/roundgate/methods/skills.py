@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from roundgate.backends import Catalog
-from roundgate.backends.skills.source import SkillSource
 from roundgate.errors import InternalError, InvalidParams, ResourceNotFound
 from roundgate.methods.parts import Extension, Kit, Listing, Method, list_hint
 from roundgate.methods.rounds import Reply, RequestContext
 from roundgate.protocol import ListParams, Params, Route, Uri, skills, without_none
 from roundgate.replay import Journal, Restarted, Run, Suspended, engine
 from roundgate.tasks import log_failure
+
+if TYPE_CHECKING:  # loaded only if a back end has skills
+    from roundgate.backends.skills.source import SkillSource
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ from typing import Final
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 from roundgate.net.addresses import is_this_machine
-from roundgate.observability import exposition
 from roundgate.settings import AuthorizerConfig, Settings
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
@@ -109,6 +108,8 @@ def _console(file: ConfigFile, using: Settings) -> Iterator[Problem]:
 def _metrics(file: ConfigFile, using: Settings) -> Iterator[Problem]:
     if not file.config.http.metrics:
         return
+    from roundgate.observability import exposition  # loaded only if there are metrics
+
     place = file.origin.at("http", "metrics")
     if using.on_lambda:
         yield place.problem(
