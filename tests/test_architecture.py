@@ -6,7 +6,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -92,8 +93,13 @@ def test_the_page_names_what_it_is_about() -> None:
     assert len(values()) > 15
 
 
-def annotated() -> Iterator[tuple[str, str, str]]:
-    """Where, name and class of each parameter of the product whose annotation is a plain name."""
+@cache
+def annotated() -> Sequence[tuple[str, str, str]]:
+    """Return place, name and class of each parameter of the product whose annotation is a plain name."""
+    return tuple(parameters())
+
+
+def parameters() -> Iterator[tuple[str, str, str]]:
     for path in sorted(APP.rglob("*.py")):
         where = path.relative_to(APP).as_posix().removeprefix("roundgate/")
         for node in ast.walk(ast.parse(path.read_text())):
@@ -101,7 +107,6 @@ def annotated() -> Iterator[tuple[str, str, str]]:
                 yield f"{where}:{node.lineno}", node.arg, node.annotation.id
 
 
-ANNOTATED = list(annotated())
 OTHER_NAMES = {
     "Principal": {"principal", "owner", "caller"},
     "Request": {"message", "request"},
@@ -120,7 +125,7 @@ def test_a_value_has_one_name_wherever_it_is_passed(name: str, cls: str) -> None
     allowed, within = {name, *OTHER_NAMES.get(short, ())}, NAMESAKES.get(short, "")
     others = [
         f"{where} {given}"
-        for where, given, annotation in ANNOTATED
+        for where, given, annotation in annotated()
         if annotation == short and given.lstrip("_") not in allowed and where.startswith(within)
     ]
     assert others == []

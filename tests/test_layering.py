@@ -7,10 +7,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 APP = Path(__file__).parent.parent / "app"
 
@@ -112,7 +111,13 @@ PURE = {
 """What `protocol` must not import: no I/O, clock or logging."""
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Return each module under its name."""
+    return dict(parsed())
+
+
+def parsed() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(APP.rglob("*.py")):
         name = (
             ".".join(path.relative_to(APP).with_suffix("").parts)
@@ -134,21 +139,24 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 def home(module: str, name: str) -> str:
     """Return the module that defines a name, following what packages export."""
-    while f"{module}.{name}".removeprefix("roundgate.") not in MODULES:
-        if (module, name) not in EXPORTS or EXPORTS[module, name] == (module, name):
+    while f"{module}.{name}".removeprefix("roundgate.") not in modules():
+        if (module, name) not in exports() or exports()[module, name] == (module, name):
             return module
-        module, name = EXPORTS[module, name]
+        module, name = exports()[module, name]
     return f"{module}.{name}"
 
 
-def exports() -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Yield the package and name that each `__init__` exports, and where it takes the name from."""
+@cache
+def exports() -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the package and name that each `__init__` exports, and where it takes the name from."""
+    found = {}
     for path in APP.rglob("__init__.py"):
         package = ".".join(path.parent.relative_to(APP).parts)
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("roundgate"):
                 for alias in node.names:
-                    yield (package, alias.asname or alias.name), (str(node.module), alias.name)
+                    found[package, alias.asname or alias.name] = (str(node.module), alias.name)
+    return found
 
 
 def layer(name: str) -> int:
@@ -163,23 +171,29 @@ def package(name: str) -> str:
     return name.partition(".")[0]
 
 
-MODULES = dict(modules())
-EXPORTS = dict(exports())
-
-
 def test_every_module_has_a_layer() -> None:
     placed = set().union(*LAYERS)
-    assert {package(name) for name in MODULES} == {package(name) for name in placed}
-    assert {name for name in placed if "." in name} <= MODULES.keys()
+    assert {package(name) for name in modules()} == {package(name) for name in placed}
+    assert {name for name in placed if "." in name} <= modules().keys()
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_from_its_package_and_from_layers_below(name: str) -> None:
-    for imported in imports(MODULES[name]):
-        if imported.startswith(("roundgate.", "roundgate_")):
-            part = imported.removeprefix("roundgate.")
-            beside = package(part) == package(name) and layer(part) == layer(name)
-            assert beside or layer(part) < layer(name), f"roundgate.{name} imports {imported}"
+def imported() -> Iterator[tuple[str, str]]:
+    """Yield each module with the name of each module that it imports."""
+    return ((name, other) for name, tree in modules().items() for other in imports(tree))
+
+
+def test_modules_import_only_from_their_package_and_from_layers_below() -> None:
+    def is_allowed(name: str, part: str) -> bool:
+        beside = package(part) == package(name) and layer(part) == layer(name)
+        return beside or layer(part) < layer(name)
+
+    wrong = [
+        f"{name} imports {other}"
+        for name, other in imported()
+        if other.startswith(("roundgate.", "roundgate_"))
+        and not is_allowed(name, other.removeprefix("roundgate."))
+    ]
+    assert wrong == []
 
 
 def test_modules_import_each_other_in_no_circle() -> None:
@@ -191,23 +205,23 @@ def test_modules_import_each_other_in_no_circle() -> None:
             for imported in imports(ast.Module([statement], []))
         }
         - {name}
-        for name, tree in MODULES.items()
+        for name, tree in modules().items()
     }
     TopologicalSorter(graph).prepare()
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_dependency_is_imported_only_where_it_lives(name: str) -> None:
-    for imported in imports(MODULES[name]):
-        homes = HOMES.get(imported.partition(".")[0])
-        assert homes is None or any(
-            name == home or name.startswith(home + ".") for home in homes
-        ), f"{name}: {imported}"
+def test_a_dependency_is_imported_only_where_it_lives() -> None:
+    def is_allowed(name: str, other: str) -> bool:
+        homes = HOMES.get(other.partition(".")[0])
+        return homes is None or any(name == home or name.startswith(home + ".") for home in homes)
+
+    wrong = [f"{name} imports {other}" for name, other in imported() if not is_allowed(name, other)]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("protocol")])
-def test_the_protocol_is_pure(name: str) -> None:
-    assert not {imported.partition(".")[0] for imported in imports(MODULES[name])} & PURE
+def test_the_protocol_is_pure() -> None:
+    used = {other.partition(".")[0] for name, other in imported() if name.startswith("protocol")}
+    assert not used & PURE
 
 
 OF_SESSIONS = "http.older"
@@ -222,19 +236,15 @@ def is_of_a_revision(name: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
-    is_of_sessions = name.startswith(f"{OF_SESSIONS}.")
-    if not (is_of_a_revision(name) or is_of_sessions) and name not in {
-        "protocol.revisions",
-        "client.messages",
-        "client.types",
-    }:
-        assert not [
-            one
-            for one in imports(MODULES[name])
-            if is_of_a_revision(one.removeprefix("roundgate."))
-        ]
+def test_only_the_table_of_revisions_knows_their_packages() -> None:
+    known = {"protocol.revisions", "client.messages", "client.types"}
+    wrong = [
+        f"{name} imports {other}"
+        for name, other in imported()
+        if is_of_a_revision(other.removeprefix("roundgate."))
+        and not (is_of_a_revision(name) or name.startswith(f"{OF_SESSIONS}.") or name in known)
+    ]
+    assert wrong == []
 
 
 def users() -> Iterator[tuple[str, Path]]:
@@ -373,13 +383,13 @@ def test_the_gateway_imports_no_other_package_of_the_distribution() -> None:
 
 
 def test_every_package_says_what_it_is() -> None:
-    assert [name for name, tree in MODULES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name, tree in modules().items() if not ast.get_docstring(tree)] == []
 
 
 def test_every_public_name_of_the_package_can_be_imported() -> None:
     import roundgate
 
-    for package, name in EXPORTS:
+    for package, name in exports():
         if package == "roundgate":
             assert getattr(roundgate, name).__name__ == name
 

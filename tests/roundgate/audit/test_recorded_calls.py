@@ -88,7 +88,7 @@ async def notes() -> str:
 
 
 TOOLS = (add, greet, fails, wipe, ship)
-QUICK = {"sweep_every_s": 0.2, "requeue_after_s": 1, "lease_s": 3}
+QUICK = {"sweep_every_s": 0.2, "requeue_after_s": 1, "lease_s": 3, "clock_skew_s": 0.5}
 
 
 def audited(directory: Path, **settings: Any) -> dict[str, Any]:
