@@ -63,7 +63,7 @@ def run(directory: Path, *arguments: str) -> tuple[int, str]:
     (directory / "echo.py").write_text(FIFTH)
     command = [sys.executable, "-c", ENTRY, *arguments]
     done = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=30, check=False
+        command, cwd=directory, capture_output=True, text=True, timeout=120, check=False
     )
     return done.returncode, done.stdout + done.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import socket
 import threading
 from contextlib import suppress
@@ -48,6 +49,7 @@ def entry(server: Scripted, name: str = "up", **settings: Any) -> dict[str, Any]
 
 _NOWHERE = socket.socket()
 _NOWHERE.bind(("127.0.0.1", 0))  # and it never listens, nor can another process
+atexit.register(_NOWHERE.close)
 
 
 def nowhere(name: str = "down") -> dict[str, Any]:
