@@ -347,7 +347,7 @@ def loaded_by_a_served_gateway(folder: Path) -> set[str]:
     )
 
 
-def test_a_gateway_with_python_tools_loads_no_other_kind_and_nothing_for_older_clients(
+def test_a_gateway_with_python_tools_loads_no_other_kind_and_no_older_revision(
     tmp_path: Path,
 ) -> None:
     loaded = loaded_by_a_served_gateway(tmp_path)

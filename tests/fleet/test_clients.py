@@ -111,7 +111,7 @@ class Tour(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-async def test_the_official_client_drives_a_task_and_does_not_notice_that_each_request_is_another_process(
+async def test_the_official_client_drives_a_task_through_a_process_for_each_request(
     fleet: Fleet,
 ) -> None:
     async def elicit(context: Any, params: Any) -> types.ElicitResult:

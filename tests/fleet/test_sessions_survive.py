@@ -112,7 +112,7 @@ async def travel(
     return text
 
 
-async def test_a_call_whose_gateway_is_killed_while_it_works_on_the_answer_goes_on_at_another(
+async def test_a_call_whose_gateway_dies_on_the_answer_continues_at_another(
     tmp_path: Path,
 ) -> None:
     log = tmp_path / "trip.log"

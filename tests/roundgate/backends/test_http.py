@@ -164,9 +164,7 @@ async def test_a_header_cannot_be_smuggled_in_through_an_argument() -> None:
     assert told.request_lines == ["GET /?q=a%0D%0AX-Evil%3A%201 HTTP/1.1"]
 
 
-async def test_arguments_that_break_the_schema_or_are_unknown_are_refused_before_anything_is_sent() -> (
-    None
-):
+async def test_invalid_or_unknown_arguments_are_refused_before_anything_is_sent() -> None:
     tool = {"arguments": {"n": {"schema": {"type": "integer", "maximum": 5}, "required": True}}}
     async with service() as told, gateway_to(told.url, tool) as gate:
         assert "arguments.n: 6 is greater than the maximum of 5" in await gate.text(
@@ -508,9 +506,7 @@ async def test_a_slow_answer_is_a_tool_error_that_says_how_long_it_was_waited_fo
     )
 
 
-async def test_an_answer_that_trickles_in_is_timed_as_a_whole_and_a_tool_may_have_its_own_time() -> (
-    None
-):
+async def test_an_answer_that_trickles_in_is_timed_as_a_whole_or_by_the_tools_own_limit() -> None:
     tools = ({"name": "short", "timeout_s": 0.15}, {"name": "long", "timeout_s": 60})
     trickle = service(answer(b'{"a": 1}'), pause_s=0.05, at_once=20)
     async with trickle as told, gateway_to(told.url, *tools, timeout_s=0.01) as gate:
@@ -698,7 +694,7 @@ async def test_audio_becomes_audio() -> None:
         ]
 
 
-async def test_a_client_that_asks_for_debug_messages_hears_of_the_request_without_its_query(
+async def test_debug_messages_show_a_client_the_request_without_its_query(
     httpbin_url: str,
 ) -> None:
     tool = {"path": "/get", "query": {"fixed": SECRET}}

@@ -584,7 +584,7 @@ async def test_a_job_that_is_over_already_is_as_good_as_cancelled(
 
 
 @pytest.mark.parametrize("status", NOTHING_TO_CANCEL)
-async def test_a_service_that_says_there_is_nothing_to_cancel_while_the_job_runs_is_told_again(
+async def test_a_running_job_is_cancelled_again_though_its_service_had_nothing_to_cancel(
     tmp_path: Path, status: str
 ) -> None:
     told = answer(b"", status, content_type=None)

@@ -162,9 +162,7 @@ def test_a_body_member_is_the_value_as_it_is(value: Any) -> None:
     assert json.loads(outgoing.body or b"") == {"A-a": value}
 
 
-def test_a_declared_body_without_members_is_an_empty_object_and_an_undeclared_one_is_no_body() -> (
-    None
-):
+def test_a_declared_body_is_an_empty_object_and_an_undeclared_one_is_no_body() -> None:
     assert sent({}, method="POST", arguments={"a": {}}).body == b"{}"
     assert sent({}, method="POST").body is None
     assert sent({}, arguments={"a": {}}, **FORM).body == b""

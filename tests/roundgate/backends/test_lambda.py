@@ -125,7 +125,7 @@ async def test_what_was_not_begun_is_tried_again(
 @pytest.mark.parametrize(
     "lost", [answer(b"{}", length=500, connection="close"), refused("500 Oh", "ServiceException")]
 )
-async def test_an_invocation_that_may_have_happened_is_tried_again_only_if_it_is_idempotent(
+async def test_an_invocation_that_may_have_happened_is_retried_only_if_it_is_idempotent(
     patch: pytest.MonkeyPatch, tmp_path: Path, lost: bytes
 ) -> None:
     told, result = await called(patch, tmp_path, lost, said(1))

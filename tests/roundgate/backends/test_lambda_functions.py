@@ -147,7 +147,7 @@ async def test_an_answer_of_as_much_as_aws_lambda_returns_arrives_whole(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_payload_of_as_much_as_aws_lambda_takes_arrives_whole_and_with_a_byte_more_nothing_is_invoked(
+async def test_the_largest_payload_of_aws_lambda_arrives_and_a_larger_one_invokes_nothing(
     served: Served, tmp_path: Path, asynchronous: bool
 ) -> None:
     limit = MAX_EVENT_BYTES if asynchronous else MAX_PAYLOAD_BYTES
@@ -288,7 +288,7 @@ async def test_a_job_is_started_once_followed_and_its_result_fetched(
     assert len(happened) >= 3
 
 
-async def test_a_function_that_is_killed_at_work_is_an_error_that_does_not_claim_that_nothing_was_done(
+async def test_a_function_killed_at_work_is_an_error_that_leaves_the_effect_open(
     served: Served, tmp_path: Path
 ) -> None:
     async with gateway_with(tmp_path, entry(describe=True)) as mcp:

@@ -218,7 +218,7 @@ async def test_trying_again_takes_nothing_away(
         assert await mcp.text("well__hello") == "WORD"
 
 
-async def test_trying_again_lets_nothing_in_that_a_half_written_document_no_longer_keeps_out(
+async def test_a_retry_exposes_nothing_that_a_half_written_document_no_longer_hides(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reload, "HEAL_S", 0.05)

@@ -96,9 +96,7 @@ async def test_wrong_arguments_are_a_tool_error_that_says_where_and_what(
 request_of: ContextVar[str] = ContextVar("request_of", default="nobody")
 
 
-async def test_a_plain_function_runs_in_a_thread_with_its_context_variables_and_blocks_nobody() -> (
-    None
-):
+async def test_a_plain_function_runs_in_a_thread_with_its_context_variables() -> None:
     started, finish = threading.Event(), threading.Event()
 
     @tool
@@ -291,7 +289,7 @@ async def test_what_a_tool_returns_is_its_result(value: Any, wire_result: dict[s
     assert {key: result[key] for key in result.keys() - {"_meta", "resultType"}} == wire_result
 
 
-async def test_structured_results_keep_the_promise_of_the_output_schema_or_are_a_failure_with_a_reference(
+async def test_structured_results_match_the_output_schema_or_fail_with_a_reference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     @tool

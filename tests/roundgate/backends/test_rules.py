@@ -394,7 +394,7 @@ def test_a_text_that_may_be_read_as_another_value_is_unknown(
 
 
 @pytest.mark.parametrize("schema", [{"type": "object"}, {"type": "array"}])
-def test_a_text_of_which_the_schema_says_nothing_is_unknown_if_it_reads_as_another_value(
+def test_a_text_without_a_schema_is_unknown_if_it_reads_as_another_value(
     schema: Any,
 ) -> None:
     document = Document({"properties": {"a": schema}})

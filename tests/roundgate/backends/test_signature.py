@@ -127,7 +127,7 @@ def test_a_context_may_be_optional_or_annotated() -> None:
         assert list(properties(function)) == ["a"]
 
 
-def test_an_annotated_field_gives_bounds_and_a_description_that_wins_over_the_docstring() -> None:
+def test_an_annotated_field_gives_bounds_and_overrides_the_docstring() -> None:
     def roll(sides: Annotated[int, Field(ge=2, le=100, description="How many faces.")] = 6) -> None:
         """Roll a die.
 
@@ -330,9 +330,7 @@ def test_a_variable_number_of_positional_parameters_is_refused() -> None:
         describe(work)
 
 
-def test_a_type_without_json_schema_is_refused_when_the_function_is_described_or_its_schema_made() -> (
-    None
-):
+def test_a_type_without_json_schema_is_refused_when_its_schema_is_made() -> None:
     class Opaque: ...
 
     def one(thing: Opaque) -> None: ...
@@ -344,9 +342,7 @@ def test_a_type_without_json_schema_is_refused_when_the_function_is_described_or
         schema(two)
 
 
-def test_a_field_as_default_value_is_refused_because_the_function_would_be_given_the_field() -> (
-    None
-):
+def test_a_field_as_default_value_is_refused() -> None:
     def roll(sides: int = Field(6, ge=2)) -> None: ...
 
     with pytest.raises(TypeError, match="write Annotated"):

@@ -199,7 +199,7 @@ async def test_a_running_call_ends_on_what_it_began_with(watching: Server, confi
         ("gateway.yaml", BACKENDS.replace("tools.py", "gone.py"), ["gateway.yaml:1", "gone.py"]),
     ],
 )
-async def test_what_was_served_still_is_while_a_file_is_wrong_and_the_next_good_save_is_served(
+async def test_a_wrong_file_keeps_the_old_state_served_until_the_next_good_save(
     watching: Server, config: Path, name: str, broken: str, said: list[str]
 ) -> None:
     good = config.with_name(name).read_text()

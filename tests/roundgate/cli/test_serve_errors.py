@@ -84,7 +84,7 @@ def test_so_is_an_address_that_is_none(own: Path, capsys: pytest.CaptureFixture[
     assert "--host 256.1.1.1: this machine does not have this address" in capsys.readouterr().err
 
 
-def test_the_log_for_people_says_where_it_serves_and_what_failed_and_the_caller_sees_it(
+def test_the_log_for_people_shows_the_address_and_failures_and_callers_see_errors(
     own: Path,
 ) -> None:
     environment = {"GATEWAY_STORE": f"sqlite:///{own.parent}/g.sqlite3", "PYTHONPATH": ""}

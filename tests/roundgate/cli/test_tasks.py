@@ -361,7 +361,7 @@ def test_looking_for_tasks_makes_no_store(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_the_tasks_of_a_gateway_are_found_from_folders_below_its_file_and_by_its_name(
+async def test_a_gateways_tasks_are_found_from_folders_below_its_file_and_by_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GATEWAY_STORE", raising=False)

@@ -137,7 +137,7 @@ def test_it_tells_what_is_wrong_before_it_takes_any_task(tmp_path: Path) -> None
     assert not (tmp_path / ".roundgate").exists()
 
 
-async def test_on_sighup_it_serves_what_the_files_say_now_and_a_turn_ends_on_what_it_began_with(
+async def test_sighup_serves_the_new_files_and_lets_a_turn_end_on_its_old_ones(
     tmp_path: Path, config: Path
 ) -> None:
     held = await begun(tmp_path, config, "hold")

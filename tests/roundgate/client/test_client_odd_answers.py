@@ -218,7 +218,7 @@ async def test_an_error_without_an_id_ends_the_only_request() -> None:
     )
     link.version = "2025-11-25"
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             with pytest.raises(RpcError, match="no"):
                 await answered(link)
     finally:

@@ -596,9 +596,7 @@ async def test_who_is_asked_while_no_call_is_under_way_says_so_and_answers_a_pin
     assert (asked["id"], asked["error"]["code"]) == ("q", -32601)
 
 
-async def test_the_stream_of_a_session_that_breaks_is_opened_again_and_changes_are_waited_for() -> (
-    None
-):
+async def test_the_stream_of_a_session_that_breaks_is_reopened_and_waits_for_changes() -> None:
     opened = 0
 
     async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:

@@ -256,7 +256,7 @@ async def test_a_page_at_a_name_that_anybody_may_have_is_not_the_gateways_own(sc
 
 
 @pytest.mark.parametrize("server", ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::7", "0.0.0.0"])
-async def test_without_authentication_only_this_machine_is_served_whatever_server_runs_the_app(
+async def test_without_authentication_only_this_machine_is_served(
     server: str,
 ) -> None:
     async with exchange(gateway(add), DISCOVER, server) as refused:

@@ -37,7 +37,7 @@ def served(app: FastAPI) -> Iterator[str]:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(60)
 
 
 async def test_the_official_client_of_that_transport_shows_the_sentence() -> None:

@@ -222,7 +222,7 @@ async def test_many_tasks_of_one_call_report_without_mixing_their_events() -> No
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["handler waits", "handler returns first"])
-async def test_events_that_wait_for_a_slow_client_begin_its_stream_once_and_stand_before_the_answer(
+async def test_events_for_a_slow_client_begin_its_stream_once_and_precede_the_answer(
     waits: bool,
 ) -> None:
     @tool
@@ -288,7 +288,7 @@ def eager(timed_out: asyncio.Event) -> FastAPI:
     return gateway(eager, limits={"call_timeout_s": 0.1})
 
 
-async def test_a_call_that_times_out_while_its_client_does_not_read_gets_a_whole_answer_in_the_end(
+async def test_a_client_that_does_not_read_gets_a_whole_answer_after_a_timeout(
     eager: FastAPI, timed_out: asyncio.Event
 ) -> None:
     async with Exchange(

@@ -32,9 +32,7 @@ def given_up(
     return connection_to_close(held, newcomer.address, places=places, share=share, now=NOW)
 
 
-def test_what_is_ending_anyway_goes_first_then_what_has_sent_nothing_then_what_is_slow_then_what_is_idle() -> (
-    None
-):
+def test_connections_close_in_the_order_ending_silent_slow_idle() -> None:
     held = [
         Held(stage) for stage in (Stage.ENDING, Stage.NEW, Stage.NEW, Stage.RECEIVING, Stage.IDLE)
     ]
@@ -62,9 +60,7 @@ def test_an_eighth_of_the_places_is_kept_for_those_that_have_just_come() -> None
     assert given_up(new, Held(Stage.NEW, "new"), slow) is new
 
 
-def test_a_request_that_is_just_coming_is_cut_only_if_its_address_sends_many_of_them_and_the_newcomer_fewer() -> (
-    None
-):
+def test_a_young_request_is_cut_only_if_its_address_floods_and_the_newcomer_does_not() -> None:
     young = Held(Stage.RECEIVING, since=NOW - 0.5)
     flood = [Held(Stage.RECEIVING, "flood", NOW - 0.5), Held(Stage.RECEIVING, "flood", NOW - 0.1)]
     assert given_up(young) is None
@@ -80,7 +76,7 @@ def test_who_was_idle_for_a_moment_only_keeps_the_connection() -> None:
     assert given_up(replace(held, address="honest")) is not None
 
 
-def test_a_call_that_runs_is_cut_for_nobody_while_its_address_has_no_more_than_its_share() -> None:
+def test_a_call_is_not_cut_while_its_address_is_within_its_share() -> None:
     assert given_up(*[Held(Stage.ANSWERING)] * 1, *[Held(Stage.ANSWERING, "another")] * 2) is None
 
 

@@ -166,7 +166,7 @@ async def test_a_client_that_goes_while_its_answer_is_worked_on_comes_back_to_a_
     assert steps == ["tea for Ann"]
 
 
-async def test_a_client_that_goes_while_another_of_its_requests_is_worked_on_takes_nothing_with_it(
+async def test_a_client_that_disconnects_does_not_affect_its_other_requests(
     app: FastAPI, using: Settings
 ) -> None:
     session, other = await opened(app), gateway(order, using=using)

@@ -157,7 +157,7 @@ async def test_a_handler_whose_client_hangs_up_goes_on_to_its_end(
 
 
 @pytest.mark.parametrize("comes_back", ["while it runs", "after its end"])
-async def test_a_client_that_hung_up_in_the_first_round_finds_the_result_at_another_replica(
+async def test_a_client_that_hung_up_in_the_first_round_gets_the_result_elsewhere(
     two: tuple[FastAPI, FastAPI], comes_back: str
 ) -> None:
     session = await opened(two[0])
@@ -275,7 +275,7 @@ async def killed(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("version", ["2025-06-18", "2025-11-25"])
-async def test_a_round_whose_gateway_has_died_is_gone_on_with_where_nobody_may_wait_for_long(
+async def test_a_round_whose_gateway_died_continues_where_waits_are_short(
     two: tuple[FastAPI, FastAPI],
     using: Settings,
     monkeypatch: pytest.MonkeyPatch,

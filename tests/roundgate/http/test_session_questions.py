@@ -502,7 +502,7 @@ async def test_an_event_of_another_session_is_refused(two: tuple[FastAPI, FastAP
     assert stream.status == 400
 
 
-async def test_a_call_that_was_cut_off_before_its_question_arrived_asks_it_and_runs_nothing_again(
+async def test_a_call_cut_off_before_its_question_arrived_asks_again_and_reruns_nothing(
     two: tuple[FastAPI, FastAPI],
 ) -> None:
     session = await opened(two[0])
@@ -653,7 +653,7 @@ def said_by(question: Event, name: str) -> dict[str, Any]:
     return accept(name=name) if is_form else sampled(name)
 
 
-async def test_there_who_calls_too_early_is_told_that_it_is_pending_and_asked_nothing_twice(
+async def test_a_call_that_comes_too_early_there_is_pending_and_asks_nothing_twice(
     finite: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "SHORT_WAIT_S", 0.2)

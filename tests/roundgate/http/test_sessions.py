@@ -334,7 +334,7 @@ async def test_a_get_that_takes_no_stream_is_not_acceptable(app: FastAPI) -> Non
     assert response.status_code == 406
 
 
-async def test_changes_of_lists_and_of_what_a_session_has_subscribed_to_are_told_on_its_stream(
+async def test_changes_of_lists_and_subscribed_resources_arrive_on_the_sessions_stream(
     app: FastAPI,
 ) -> None:
     session = await opened(app)

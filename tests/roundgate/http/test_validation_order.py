@@ -150,7 +150,7 @@ async def test_a_removed_method_is_not_found_and_its_successor_named(
     assert successor in error["message"]
 
 
-async def test_initialize_with_the_metadata_of_this_revision_is_told_the_supported_versions(
+async def test_initialize_with_this_revisions_metadata_gets_the_supported_versions(
     mcp: Client,
 ) -> None:
     status, error = await mcp.error("initialize", {"protocolVersion": OLD})

@@ -221,7 +221,7 @@ async def test_a_change_while_the_store_is_away_is_told_when_it_is_back(
         }
 
 
-async def test_a_stream_that_opens_while_the_store_is_away_is_told_too_much_rather_than_too_little(
+async def test_a_stream_that_opens_without_the_store_notifies_too_much_not_too_little(
     replica: Callable[..., Replica],
 ) -> None:
     one, other = replica(), replica()
@@ -263,7 +263,7 @@ async def test_a_row_of_another_version_is_as_good_as_none(
 
 
 @pytest.mark.parametrize("replica", ["sqlite"], indirect=True)
-async def test_where_nobody_listens_nothing_is_read_and_where_nothing_streams_nothing_is_written(
+async def test_nothing_is_read_without_listeners_and_nothing_written_without_streams(
     replica: Callable[..., Replica],
 ) -> None:
     idle, mute = replica(), replica(shares=False)

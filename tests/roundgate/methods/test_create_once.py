@@ -268,7 +268,7 @@ async def test_a_store_that_stays_away_ends_in_503_after_as_many_rounds_as_there
 # ---- one state, sent several times at once
 
 
-async def test_one_state_sent_three_times_at_once_over_two_gateways_is_one_task_and_one_answer(
+async def test_one_state_sent_three_times_to_two_gateways_is_one_task_and_one_answer(
     orders: Orders, tmp_path: Path
 ) -> None:
     params: dict[str, Any] = {"name": "asks", "arguments": {}}

@@ -227,7 +227,7 @@ async def test_a_token_that_does_not_grant_the_tool_does_not_grant_its_tasks(
     assert jobs.asked == {}
 
 
-async def test_a_stream_is_open_but_silent_about_a_task_whose_tool_the_token_does_not_grant(
+async def test_a_stream_is_open_but_silent_about_a_task_of_a_tool_that_is_not_granted(
     of: Callable[..., TaskClient], guarded_app: FastAPI
 ) -> None:
     task_id = await of().begin("dispatch")

@@ -144,7 +144,7 @@ async def test_a_call_that_must_be_a_task_is_one_also_when_it_fails_at_once(
     assert task["result"]["isError"] if status == "completed" else task["error"]["code"] == -32602
 
 
-async def test_what_must_be_asked_before_the_task_of_a_client_that_cannot_be_asked_is_an_error_and_no_task(
+async def test_a_question_before_the_task_of_a_client_that_cannot_be_asked_is_an_error(
     tmp_path: Path,
 ) -> None:
     async with tasked(tmp_path, *behaviours("required", []).values()) as ann:

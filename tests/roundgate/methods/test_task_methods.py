@@ -120,7 +120,7 @@ async def test_a_json_rpc_error_fails_the_task_and_says_so(ann: TaskClient) -> N
     assert task["error"] == {"code": -32602, "message": "there is no such mountain"}
 
 
-async def test_a_question_that_the_client_cannot_be_asked_fails_the_task_and_names_the_capability(
+async def test_a_question_that_the_client_cannot_be_asked_fails_the_task(
     ann: TaskClient,
 ) -> None:
     poor = TaskClient(ann.mcp, {"extensions": {EXTENSION: {}}})
@@ -371,7 +371,7 @@ async def test_settings_of_the_extension_that_we_do_not_know_do_not_matter(
     await TaskClient(idle.mcp, declared).begin("dig")
 
 
-async def test_the_extension_is_advertised_and_the_capability_of_the_earlier_revision_is_not(
+async def test_the_extension_is_advertised_and_the_earlier_revisions_capability_is_not(
     idle: TaskClient,
 ) -> None:
     capabilities = (await idle.mcp.result("server/discover"))["capabilities"]

@@ -155,7 +155,7 @@ def test_each_query_of_the_dashboard_names_what_a_gateway_exposes(
     assert labels - {"instance"} <= samples[name], panel
 
 
-def test_what_a_gateway_at_rest_has_not_recorded_has_the_name_that_the_dashboard_uses() -> None:
+def test_metrics_not_yet_recorded_have_the_names_that_the_dashboard_uses() -> None:
     """A takeover and the count of each minute take too long to wait for."""
     code = """
 from roundgate.observability import exposition

@@ -307,7 +307,7 @@ def test_a_lone_surrogate_becomes_a_question_mark_and_nothing_else_changes() -> 
 
 
 @pytest.mark.parametrize("half", [0xD800, 0xDBFF, 0xDC00, 0xDFFF])
-def test_a_lone_surrogate_in_the_name_of_a_member_is_no_byte_that_utf_8_does_not_have(
+def test_a_lone_surrogate_in_a_members_name_is_written_as_valid_utf_8(
     half: int,
 ) -> None:
     assert encode({f"a{chr(half)}b": "íㅀ힣\ud7ff\ue000"}) == '{"a?b":"íㅀ힣\ud7ff\ue000"}'.encode()

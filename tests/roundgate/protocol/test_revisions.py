@@ -41,7 +41,7 @@ def test_an_error_is_answered_with_its_code_under_its_id(revision: Revision) -> 
 
 
 @EVERY
-def test_a_failed_task_keeps_the_same_error_as_its_call_would_have_been_answered_with(
+def test_a_failed_task_keeps_the_error_that_its_call_would_return(
     revision: Revision,
 ) -> None:
     error = MissingCapability("no capability", {"sampling": {}})
@@ -50,7 +50,7 @@ def test_a_failed_task_keeps_the_same_error_as_its_call_would_have_been_answered
 
 
 @EVERY
-def test_a_completed_task_keeps_the_result_that_its_call_would_have_been_answered_with(
+def test_a_completed_task_keeps_the_result_that_its_call_would_return(
     revision: Revision,
 ) -> None:
     result = {"content": [{"type": "text", "text": "done"}]}

@@ -126,7 +126,7 @@ INVALID: list[Any] = [
 
 
 @pytest.mark.parametrize("response", INVALID, ids=[f"{n}" for n in range(len(INVALID))])
-async def test_an_invalid_answer_is_never_delivered_and_asked_for_again_with_what_was_wrong(
+async def test_an_invalid_answer_is_never_delivered_but_asked_for_again_with_its_problems(
     response: Any,
 ) -> None:
     handler = asks(("who", "Who?"))

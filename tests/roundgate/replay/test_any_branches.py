@@ -123,7 +123,7 @@ async def check_paths(seed: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(FIRST_SEED, FIRST_SEED + EXAMPLES, BATCH))
-def test_lived_through_any_number_of_processes_a_handler_ends_as_if_nothing_had_happened(
+def test_a_handler_ends_the_same_through_any_number_of_processes(
     first: int,
 ) -> None:
     for seed in range(first, first + BATCH):

@@ -251,7 +251,7 @@ def of(program: Program, world: World) -> Any:
 
 @examples(250)
 @given(PROGRAMS, MANNERS, st.sampled_from([None, 150_000, 350_000]))
-def test_interrupted_anywhere_and_gone_on_with_elsewhere_a_handler_ends_as_if_it_never_was(
+def test_a_handler_interrupted_anywhere_and_continued_elsewhere_ends_the_same(
     program: Program, manners: list[str], within_ms: int | None
 ) -> None:
     async def scenario() -> None:

@@ -426,7 +426,7 @@ async def test_a_step_that_is_remembered_is_no_reason_to_yield(task: SharedJourn
     assert value_of(await task.run(handler, prepare=yields)) == "one"
 
 
-async def test_a_worker_near_its_deadline_gives_the_turn_back_at_a_step_and_never_without_progress(
+async def test_a_worker_near_its_deadline_yields_at_a_step_and_never_without_progress(
     task: SharedJournal, clock: FixedClock
 ) -> None:
     async def handler(ctx: Context) -> str:

@@ -75,7 +75,7 @@ def told_by_turns(seed: int, pythons: list[subprocess.Popen[str]]) -> tuple[Any,
 @pytest.mark.parametrize(
     "other", [version for version in ("3.11", "3.12", "3.13", "3.14") if version != THIS]
 )
-def test_a_handler_that_goes_from_one_python_to_another_and_back_ends_as_if_it_had_not(
+def test_a_handler_that_moves_between_two_pythons_ends_as_if_it_had_not(
     other: str,
 ) -> None:
     with interpreter(THIS) as this, interpreter(other) as that:

@@ -101,7 +101,7 @@ async def test_every_round_that_sheds_has_finished_a_step_that_was_not_before(
         "just room for a short one",
     ],
 )
-async def test_the_next_step_is_begun_if_one_that_is_a_quarter_longer_than_any_so_far_would_fit(
+async def test_the_next_step_begins_if_one_a_quarter_longer_than_any_so_far_would_fit(
     step_ms: int, left_ms: int, sheds: bool
 ) -> None:
     work = Work(step_ms / 1000)

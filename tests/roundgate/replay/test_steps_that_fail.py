@@ -366,9 +366,7 @@ async def test_of_a_step_at_most_once_that_was_begun_nobody_knows_the_outcome(
     assert effects.seen == ["charge"]
 
 
-async def test_a_step_at_most_once_does_not_begin_if_its_beginning_took_longer_to_write_than_the_lease_lasts() -> (
-    None
-):
+async def test_a_step_at_most_once_does_not_begin_if_its_lease_ended_while_it_was_written() -> None:
     effects = Effects()
 
     class Late(SharedJournal):

@@ -349,7 +349,7 @@ async def test_a_limit_of_ctx_that_was_left_in_time_is_over_where_a_wait_is_slow
 
 @pytest.mark.parametrize("limited", [by_timeout, by_timeout_at, by_wait_for, by_anyio], ids=name_of)
 @pytest.mark.parametrize("times", [(LONG_S, 0), (0, LONG_S)], ids=["faster", "slower"])
-async def test_a_limit_of_asyncio_that_does_something_else_later_is_an_error_that_names_the_remedy(
+async def test_an_asyncio_limit_that_behaves_differently_later_is_an_error_with_a_remedy(
     limited: Limited, times: tuple[float, float]
 ) -> None:
     shop = Uneven(*times)

@@ -159,9 +159,7 @@ async def test_a_sleep_that_a_timeout_ended_is_ended_by_it_also_when_its_time_is
     assert value_of(await home.run(handler)) == "timed out"
 
 
-async def test_a_question_that_a_limit_ended_is_ended_by_it_also_when_an_answer_comes_later() -> (
-    None
-):
+async def test_a_question_that_a_limit_ended_stays_ended_when_an_answer_comes() -> None:
     async def handler(ctx: Context) -> Any:
         who = "nobody"
         with suppress(TimeoutError):
@@ -245,7 +243,7 @@ async def test_a_branch_that_nobody_cuts_again_does_not_hold_the_others_up() -> 
 
 
 @pytest.mark.parametrize("milliseconds", range(12, 24))
-async def test_a_timeout_that_fires_in_the_very_turn_in_which_all_looks_still_ends_its_wait(
+async def test_a_timeout_that_fires_in_the_turn_that_looks_idle_ends_its_wait(
     milliseconds: int,
 ) -> None:
     async def handler(ctx: Context) -> str:
@@ -468,9 +466,7 @@ async def test_any_argument_of_a_step_has_a_digest(argument: Any) -> None:
     assert [value_of(outcome) for outcome in outcomes] == ["taken", "taken"]
 
 
-async def test_thousands_of_questions_side_by_side_take_no_time_that_grows_with_their_square() -> (
-    None
-):
+async def test_the_time_of_thousands_of_parallel_questions_does_not_grow_quadratically() -> None:
     async def handler(ctx: Context) -> Any:
         async def ask(number: int) -> Any:
             return await ctx.elicit("who", f"Who is {number}?", Name)

@@ -150,7 +150,7 @@ async def test_a_large_answer_or_state_is_named_too(caplog: pytest.LogCaptureFix
     assert "NNNN" not in caplog.text
 
 
-async def test_a_prompt_or_resource_that_remembers_too_much_is_an_internal_error_with_a_reference(
+async def test_a_prompt_or_resource_that_remembers_too_much_is_an_internal_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def hoard(ctx: Context) -> str:

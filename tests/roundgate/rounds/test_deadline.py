@@ -46,9 +46,7 @@ class Work:
         return crawl
 
 
-async def test_steps_that_take_three_times_the_deadline_complete_for_a_client_that_only_retries() -> (
-    None
-):
+async def test_steps_of_three_deadlines_complete_for_a_client_that_only_retries() -> None:
     work = Work()
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(work.gateway(10))) as http:
         transport = streamable_http_client("http://127.0.0.1/mcp", http_client=http)

@@ -108,7 +108,7 @@ async def test_a_deadline_is_that_of_its_request_alone(environment: None) -> Non
         await queue.aclose()
 
 
-def test_without_a_deadline_a_call_that_somebody_waits_for_is_over_before_a_function_is(
+def test_the_longest_call_of_aws_without_a_deadline_fits_into_a_request(
     environment: None,
 ) -> None:
     pauses_s = sum(2**attempt for attempt in range(aws.ATTEMPTS - 1))

@@ -936,7 +936,7 @@ async def test_a_claim_of_an_id_that_was_sent_twice_is_ours(dynamodb: Emulator, 
     await sessions.aclose()
 
 
-async def test_what_was_given_up_as_unavailable_and_happened_all_the_same_is_not_added_twice(
+async def test_a_write_that_happened_despite_unavailable_is_not_added_twice(
     tasks: Counted,
 ) -> None:
     """The answer got lost for good. The worker tries again and keeps its lease: the row

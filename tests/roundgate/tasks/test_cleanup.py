@@ -256,7 +256,7 @@ async def started(house: House) -> Workshop:
 # at rest
 
 
-async def test_the_job_of_a_cancelled_task_at_rest_is_cancelled_by_whoever_gets_the_message(
+async def test_the_job_of_a_cancelled_waiting_task_is_cancelled_by_the_messages_receiver(
     house: House,
 ) -> None:
     shop = await started(house)

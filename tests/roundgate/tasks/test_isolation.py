@@ -375,7 +375,7 @@ async def test_a_function_runs_suspects_when_the_others_of_their_batch_are_done(
     assert order[4:] == ["suspect 1 begins", "suspect 1 ends", "suspect 2 begins", "suspect 2 ends"]
 
 
-async def test_a_suspect_that_waits_in_a_function_is_looked_at_again_soon_however_often_it_was_sent(
+async def test_a_suspect_that_waits_in_a_function_is_looked_at_again_soon(
     share: Share,
 ) -> None:
     over_now = asyncio.Event()

@@ -120,7 +120,7 @@ async def test_steps_renew_the_lease_and_nothing_else_is_written(
     assert len({*dues_ms}) == 8, "which costs twice as much as the step itself"
 
 
-async def test_a_task_that_is_claimed_shortly_before_it_is_due_is_moved_by_the_next_heartbeat(
+async def test_the_heartbeat_moves_a_task_that_is_claimed_shortly_before_it_is_due(
     share: Share, clock: FixedClock
 ) -> None:
     """Not by the claim: most tasks are over by then."""
@@ -170,7 +170,7 @@ class Silent:
 
 
 @pytest.mark.parametrize(("after_s", "renewals"), [(10, 0), (25, 1)])
-async def test_of_a_step_that_was_written_by_one_of_several_attempts_the_first_counts_for_the_lease(
+async def test_the_first_of_several_attempts_to_write_a_step_counts_for_the_lease(
     shared: Shared,
     clock: FixedClock,
     monkeypatch: pytest.MonkeyPatch,
@@ -209,7 +209,7 @@ async def lost(shop: Workshop) -> list[TaskRef]:
 
 
 @pytest.mark.parametrize("waited_s", [0, 12, 29, 31, 45, 100, 1_000])
-async def test_a_task_whose_worker_died_is_found_when_its_lease_has_lapsed_however_long_it_had_waited(
+async def test_a_task_of_a_dead_worker_is_found_when_its_lease_ends_however_long_it_waited(
     shared: Shared, clock: FixedClock, waited_s: int
 ) -> None:
     async def quick(ctx: Context) -> str:

@@ -272,7 +272,7 @@ class Timed:
         return getattr(self._port, name)
 
 
-async def test_a_pool_stops_in_the_very_moment_in_which_a_time_limit_of_its_own_ends_a_wait(
+async def test_a_pool_stops_at_the_moment_its_own_time_limit_ends_a_wait(
     share: Share,
 ) -> None:
     """A time limit cancels the task around it, and takes that back in the next

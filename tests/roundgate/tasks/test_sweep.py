@@ -187,7 +187,7 @@ async def test_a_task_whose_message_waits_in_the_queue_is_not_sent_again(
     assert {(await shop.record(ref)).resends for ref in refs} == {0}
 
 
-async def test_tasks_are_not_sent_again_while_a_queue_is_long_that_cannot_tell_which_it_has(
+async def test_tasks_are_not_sent_again_while_a_queue_without_a_lookup_is_long(
     shop: Workshop, clock: FixedClock
 ) -> None:
     refs = [await shop.begin("quick") for _ in range(20)]

@@ -207,7 +207,7 @@ async def test_the_old_way_is_counted_once_a_task_has_run_on_it(shared: Shared) 
     assert await counted(new) == [("change", 1, 1)]
 
 
-async def test_a_task_that_needs_a_version_which_is_gone_is_parked_until_it_is_served_again(
+async def test_a_task_whose_version_is_gone_is_parked_until_it_is_served_again(
     shared: Shared,
 ) -> None:
     old, new = shared.workshop(tool=changed(1)), shared.workshop(tool=changed(2, oldest=2))

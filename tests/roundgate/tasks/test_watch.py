@@ -388,7 +388,7 @@ LAGS = st.lists(st.floats(0, 20), min_size=1, max_size=20)
 
 @examples(150)
 @given(CHANGES, LAGS)
-def test_however_old_glances_are_no_state_is_told_after_a_later_one_and_the_last_is_told(
+def test_states_that_are_read_late_are_never_reported_after_later_ones(
     changes: list[tuple[float, bool]], lags: list[float]
 ) -> None:
     async def watch() -> list[int]:

@@ -64,7 +64,7 @@ def told(process: subprocess.Popen[str]) -> tuple[Any, str]:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_blocked_process_lets_go_of_all_leases_blames_the_one_that_blocks_it_and_ends(
+def test_a_blocked_process_releases_all_leases_blames_the_blocking_task_and_exits(
     loop: str,
 ) -> None:
     process = begun(more=BLOCKS + ("import uvloop; uvloop.install()" if loop == "uvloop" else ""))

@@ -152,7 +152,7 @@ async def test_a_handler_that_returns_completes_its_task(shared: Shared) -> None
     assert "statusMessage" not in shown
 
 
-async def test_an_unexpected_exception_is_a_result_with_a_reference_and_nothing_of_its_text(
+async def test_an_unexpected_exception_is_a_result_with_a_reference_and_without_its_text(
     shared: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def breaks(ctx: Context) -> None:
@@ -191,7 +191,7 @@ async def test_an_error_of_the_protocol_fails_the_task_with_its_code(shared: Sha
     assert (await shop.shown(ref))["statusMessage"] == "there is no such thing"
 
 
-async def test_a_question_that_the_client_cannot_answer_fails_the_task_and_names_what_it_lacks(
+async def test_a_question_beyond_the_clients_capabilities_fails_the_task_and_names_them(
     shared: Shared,
 ) -> None:
     async def wants_more(ctx: Context) -> None:
@@ -355,7 +355,7 @@ async def test_a_tool_that_nobody_serves_is_waited_for_and_counted_against_nobod
     assert await again.value(ref) == "quick"
 
 
-async def test_after_an_hour_without_a_worker_that_serves_its_tool_a_task_fails_and_says_why(
+async def test_a_task_whose_tool_no_worker_serves_for_an_hour_fails_and_says_why(
     shared: Shared, clock: FixedClock
 ) -> None:
     ref = await shared.workshop(quick=quick).begin("quick")
@@ -578,7 +578,7 @@ async def test_a_lease_is_renewed_while_a_long_step_runs(share: Share, clock: Fi
     assert (await shop.record(ref)).fence == 1
 
 
-async def test_a_worker_that_was_stopped_past_its_lease_begins_no_step_once_another_has_the_task(
+async def test_a_worker_stopped_past_its_lease_begins_no_step_of_a_task_claimed_since(
     shared: Shared, clock: FixedClock
 ) -> None:
     effects, seen = Effects(), list[bool]()
@@ -709,7 +709,7 @@ async def test_a_handler_that_cancels_everything_in_sight_ends_with_an_error(sha
     assert "failed unexpectedly" in await error_of(shop, ref)
 
 
-async def test_a_handler_that_went_another_way_is_put_aside_until_its_operator_has_mended_it(
+async def test_a_handler_that_took_another_path_is_parked_until_its_operator_mends_it(
     shared: Shared, clock: FixedClock
 ) -> None:
     effects = Effects()
@@ -742,7 +742,7 @@ async def test_a_handler_that_went_another_way_is_put_aside_until_its_operator_h
     assert (await shop.value(ref), effects.seen) == ("done", [1])
 
 
-async def test_a_handler_that_restarts_begins_anew_with_other_arguments_and_nothing_remembered(
+async def test_a_handler_that_restarts_begins_anew_with_other_arguments(
     shared: Shared,
 ) -> None:
     effects = Effects()

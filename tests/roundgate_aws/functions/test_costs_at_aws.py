@@ -287,7 +287,7 @@ def test_options_are_paid_for_by_the_month_and_by_the_cold_start() -> None:
     assert all(month or million for month, million in rows.values())
 
 
-def test_what_a_deployment_holds_is_bounded_by_requests_by_units_or_by_a_key_of_an_index() -> None:
+def test_what_a_deployment_keeps_is_bounded_by_requests_units_or_an_index_key() -> None:
     one = costs.Writes(1, 1, 1)
     writes: dict[str, Any] = {
         name: one for name, kind in vars(MEASURED).items() if isinstance(kind, costs.Writes)

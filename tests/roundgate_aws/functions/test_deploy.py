@@ -83,7 +83,7 @@ def check(
         "in one word",
     ],
 )
-def test_the_architecture_is_the_one_asked_for_or_that_of_the_stack_and_always_passed(
+def test_the_wanted_architecture_or_that_of_the_stack_is_always_passed(
     open_config: Path, stored: dict[str, str], options: list[str], architecture: str
 ) -> None:
     one = (
@@ -117,7 +117,7 @@ def test_a_new_stacks_table_is_protected_when_the_stack_has_been_made(open_confi
 
 
 @pytest.mark.parametrize("options", [[], ["--no-execute-changeset"]], ids=str)
-def test_a_table_that_an_interrupted_first_deployment_left_unprotected_is_protected_by_the_next(
+def test_the_next_deployment_protects_a_table_that_an_interrupted_first_one_did_not(
     open_config: Path, options: list[str]
 ) -> None:
     first, *_ = deploy.commands(wanted(open_config), {}, BUILT)
@@ -126,7 +126,7 @@ def test_a_table_that_an_interrupted_first_deployment_left_unprotected_is_protec
     assert passed(command)["ProtectTable"] == "true"
 
 
-def test_one_whose_change_set_was_looked_at_and_then_executed_is_protected_by_the_next(
+def test_a_stack_is_protected_after_its_viewed_change_set_was_executed(
     open_config: Path,
 ) -> None:
     (looked_at,) = deploy.commands(wanted(open_config, "--no-execute-changeset"), {}, BUILT)
@@ -588,7 +588,7 @@ def test_commands_run_until_one_fails(tmp_path: Path, capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("is_made", [False, True])
-def test_a_stack_whose_first_change_set_was_only_looked_at_is_not_protected_by_a_second_one(
+def test_a_stack_whose_first_change_set_was_only_viewed_is_not_protected_by_a_second(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], is_made: bool
 ) -> None:
     made = tmp_path / "made"

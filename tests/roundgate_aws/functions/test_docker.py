@@ -197,7 +197,7 @@ def test_its_command_serves_streams_and_stops_when_told_to(
         assert answer.text.count("notifications/progress") == 3
         assert '"counted"' in answer.text
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_without_authentication_it_does_not_start(

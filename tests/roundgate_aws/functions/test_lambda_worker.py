@@ -145,7 +145,7 @@ def test_tasks_are_counted_where_they_are_created_claimed_and_end(
     assert counted == {"created": 2, "claimed": 1}
 
 
-def test_a_task_that_no_worker_takes_is_told_to_be_overdue_although_the_sweep_queues_it_again(
+def test_a_task_that_no_worker_claims_is_reported_overdue_although_it_is_requeued(
     environ: dict[str, str],
 ) -> None:
     path = Path(environ["GATEWAY_CONFIG"])
@@ -169,7 +169,7 @@ class Endless(Sweep):
         return 0
 
 
-def test_a_sweep_that_does_not_come_to_its_end_stops_in_time_and_tells_what_it_has_counted(
+def test_a_sweep_that_runs_too_long_stops_in_time_and_reports_its_counts(
     environ: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     file, clock = config.load(Path(environ["GATEWAY_CONFIG"])), Clock()

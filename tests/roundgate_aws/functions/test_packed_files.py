@@ -219,7 +219,7 @@ def test_a_module_with_the_name_of_a_secret_stays_here_though_it_is_imported(
     assert [one.remedy.startswith("rename the module") for one in told] == [True, False]
 
 
-def test_a_module_of_a_package_with_the_name_of_a_secret_is_said_before_its_import_fails(
+def test_a_packages_module_named_like_a_secret_is_reported_before_its_import(
     tmp_path: Path,
 ) -> None:
     files = {

@@ -159,7 +159,7 @@ def test_what_contradicts_itself_is_an_error_before_anything_is_written(
     assert not (tmp_path / locking.NAME).exists()
 
 
-def test_roundgates_own_lock_has_a_wheel_of_every_native_package_for_both_architectures() -> None:
+def test_roundgates_own_lock_has_native_wheels_for_both_architectures() -> None:
     lines = machine.LOCK.read_text().splitlines()[1:]
     assert all(line.count("--hash=sha256:") in (1, len(machine.PLATFORMS)) for line in lines)
     assert {line.partition("==")[0] for line in lines if line.count("--hash") == 2} >= {

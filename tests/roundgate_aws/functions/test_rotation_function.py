@@ -110,7 +110,7 @@ def test_what_the_template_makes_up_is_a_key(secret: Secret) -> None:
     assert ring.open(ring.seal(b"state", LOCAL), LOCAL) == b"state"
 
 
-def test_a_replica_that_is_one_rotation_behind_opens_what_the_newest_seals_and_the_other_way_round(
+def test_replicas_one_rotation_apart_open_each_others_state(
     secret: Secret,
 ) -> None:
     for _ in range(5):

@@ -101,7 +101,7 @@ def test_processes_that_need_the_same_at_once_install_it_once(cache: Path) -> No
     assert {(one / "tool").read_text() for one in found} == {"whole"}
 
 
-def test_the_emulator_is_taken_out_of_sam_and_runs_functions_in_a_python_of_their_own(
+def test_the_emulator_comes_out_of_sam_and_runs_functions_in_their_own_python(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "SAM", "1.0")

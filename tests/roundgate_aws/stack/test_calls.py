@@ -170,7 +170,7 @@ async def test_the_endpoint_takes_a_slash_at_its_end(http: httpx.AsyncClient) ->
 
 
 @only_http
-async def test_a_caller_without_a_token_gets_the_challenge_under_the_name_that_api_gateway_gives_it(
+async def test_a_caller_without_a_token_gets_the_challenge_under_api_gateways_header_name(
     stack: Deployed,
 ) -> None:
     deployment = stack.stack.deployment

@@ -53,7 +53,7 @@ async def test_a_call_an_error_a_time_out_and_a_large_answer(mcp: Client) -> Non
 
 
 @only_http
-async def test_what_a_function_just_may_answer_arrives_unless_the_gateway_itself_may_not_return_it(
+async def test_the_largest_answer_of_a_function_arrives_if_the_gateway_can_return_it(
     patient: Client,
 ) -> None:
     # a JSON answer is in a result twice: structuredContent, and text
@@ -68,7 +68,7 @@ async def test_what_a_function_just_may_answer_arrives_unless_the_gateway_itself
 
 
 @only_http
-async def test_a_request_that_the_gateway_takes_reaches_the_function_whole_and_a_larger_one_does_not(
+async def test_a_request_within_the_gateways_limit_reaches_the_function_whole(
     stack: Deployed, patient: Client
 ) -> None:
     assert stack.stack.invoked is not None
@@ -106,7 +106,7 @@ async def test_what_its_reserved_concurrency_has_no_room_for_is_told_when_to_com
     assert narrow.counts["Throttles"] == 1
 
 
-async def test_a_worker_that_dies_while_a_function_works_has_it_invoked_again_under_the_same_key(
+async def test_the_next_worker_invokes_a_function_again_under_the_same_key(
     stack: Deployed, tasks: TaskClient
 ) -> None:
     task_id = await tasks.begin("pay", order="worker-dies", seconds=3)

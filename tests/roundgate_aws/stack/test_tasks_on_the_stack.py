@@ -36,7 +36,7 @@ def kill_all(stack: Deployed) -> None:
         one.kill()
 
 
-async def test_a_task_with_two_questions_goes_on_though_its_workers_die_in_its_steps_and_all_others_between_them(
+async def test_a_task_with_two_questions_survives_workers_that_die_in_its_steps(
     stack: Deployed, tasks: TaskClient
 ) -> None:
     task_id = await tasks.begin("deliver", order="killed")
@@ -56,7 +56,7 @@ async def test_a_task_with_two_questions_goes_on_though_its_workers_die_in_its_s
     assert happened[1::2] == [f"pack {packed}", f"send {sent}"]
 
 
-async def test_a_call_of_three_times_the_limit_ends_as_a_task_and_by_shedding_for_a_client_that_only_repeats(
+async def test_a_call_of_three_limits_ends_as_a_task_and_by_shedding_for_a_polling_client(
     stack: Deployed, mcp: Client, tasks: TaskClient
 ) -> None:
     seconds = 3 * (TIMES.gateway_s or 0)

@@ -26,9 +26,7 @@ async def test_a_call_ends_rightly_or_says_that_it_may_have_taken_effect(
         assert await questions.run("servers that ask", 1, tmp_path, at)
 
 
-async def test_a_client_with_a_session_takes_an_answer_without_a_stream_and_does_not_call_again() -> (
-    None
-):
+async def test_a_client_with_a_session_takes_an_answer_without_a_stream_and_calls_once() -> None:
     answer = {"content": [{"type": "text", "text": "may have taken effect"}], "isError": True}
     calls = 0
 

@@ -112,7 +112,7 @@ def secured(*security: dict[str, list[str]], **more: Any) -> dict[str, Any]:
     )
 
 
-async def test_schemes_are_filled_from_the_configuration_and_the_first_that_is_full_is_used(
+async def test_the_first_scheme_that_the_configuration_fills_is_used(
     tmp_path: Path,
 ) -> None:
     described = secured({"token": []}, {"key": [], "crumb": []})

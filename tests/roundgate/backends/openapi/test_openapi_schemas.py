@@ -216,7 +216,7 @@ def test_a_reference_to_nothing_stands_for_any_value_and_is_named_with_its_opera
 GONE = {"$ref": "#/components/schemas/Gone"}
 
 
-def test_an_optional_member_that_refers_to_nothing_is_left_out_and_a_required_one_is_any(
+def test_an_optional_dangling_reference_is_left_out_and_a_required_one_is_any(
     tmp_path: Path,
 ) -> None:
     signer = {
@@ -261,7 +261,7 @@ def test_of_many_operations_with_one_reference_to_nothing_the_first_are_named(
     assert problem.message.endswith("GET /x/3, GET /x/4, 14 more operations")
 
 
-def test_a_part_or_an_alternative_that_refers_to_nothing_takes_the_others_as_they_are(
+def test_a_dangling_part_or_alternative_leaves_the_others_as_they_are(
     tmp_path: Path,
 ) -> None:
     known = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -30,7 +30,7 @@ def test_nothing_outside_the_allowed_places_is_read(tmp_path: Path) -> None:
             sources.document(uri)
 
 
-def test_a_url_is_fetched_below_the_allowed_ones_only_and_only_where_something_fetches() -> None:
+def test_only_urls_below_the_allowed_ones_are_fetched_and_only_with_a_fetcher() -> None:
     asked: list[str] = []
 
     def fetch(url: str, max_bytes: int) -> bytes:

@@ -176,9 +176,7 @@ def test_what_never_leaves_has_no_row(cls: type[GatewayError]) -> None:
         look_up(cls(*INSTANCE_ARGUMENTS.get(cls, ("inside",))))
 
 
-def test_every_class_of_ours_that_is_the_requests_fault_has_a_row_of_its_own_or_of_a_real_ancestor() -> (
-    None
-):
+def test_every_error_that_is_the_requests_fault_has_a_row_or_an_ancestor_with_one() -> None:
     for error, _, _ in ON_THE_WIRE:
         if type(error) is not ProtocolError:
             assert set(type(error).__mro__) & TABLE.keys() - {ProtocolError}
@@ -199,9 +197,7 @@ def test_only_the_codes_of_the_revision_are_in_the_table() -> None:
     assert {row.code for row in TABLE.values()} == wire.ALLOWED_CODES
 
 
-def test_no_status_but_that_of_not_now_invites_a_proxy_to_retry_and_none_a_client_to_log_in() -> (
-    None
-):
+def test_only_unavailable_has_a_status_that_invites_retries() -> None:
     assert {row.status for error, row in TABLE.items() if not issubclass(error, Unavailable)} == {
         200,
         400,
