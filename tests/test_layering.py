@@ -375,7 +375,7 @@ def test_the_gateway_imports_no_other_package_of_the_distribution() -> None:
     packages = ("roundgate_aws", "roundgate_console", "roundgate_testing")
     found = {
         (name, imported)
-        for name, tree in MODULES.items()
+        for name, tree in modules().items()
         for imported in imports(tree)
         if imported.startswith(packages) and not name.startswith(packages)
     }
