@@ -30,7 +30,6 @@ from typing import Any, Final, TypeAlias
 from roundgate.cli import output, remote
 from roundgate.cli.arguments import Commands, command, flag
 from roundgate.cli.output import Status, say
-from roundgate.cli.reading import resolved
 from roundgate.client import Answers, CallResult, Client, Task, split_handle
 from roundgate.errors import (
     DOUBT,
@@ -45,6 +44,7 @@ from roundgate.errors import (
     WrongHandle,
 )
 from roundgate.json import at_reference
+from roundgate.protocol.forms import resolved
 
 
 def declare(commands: Commands) -> None:

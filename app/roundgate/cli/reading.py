@@ -15,14 +15,13 @@ from roundgate.cli.arguments import Commands, command, repeated
 from roundgate.cli.output import Status, columns, cut, say
 from roundgate.client import Client, Prompt, Resource, Tool
 from roundgate.errors import BadAnswer, ClientError, RpcError, UsageError
-from roundgate.json import at_reference
 from roundgate.observability import Style, escaped
+from roundgate.protocol.forms import resolved
 
 _METHOD_NOT_FOUND: Final = -32601
 _MAX_DESCRIPTION: Final = 80
 _MAX_CHOICES: Final = 8
 _MAX_DEPTH: Final = 3
-_MAX_REFERENCES: Final = 32
 
 
 KINDS: Final = ("tools", "prompts", "resources", "templates")
@@ -225,28 +224,6 @@ def _member_lines(schema: Mapping[str, Any], whole: Mapping[str, Any], depth: in
         items = resolved(about.get("items"), whole)
         if depth < _MAX_DEPTH:
             yield from _member_lines(items or about, whole, depth + 1)
-
-
-def resolved(schema: Any, whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema with its `$ref` followed and an alternative `null` removed; empty if it is not
-    an object."""
-    for _ in range(_MAX_REFERENCES):
-        if not isinstance(schema, Mapping):
-            return {}
-        own = {name: value for name, value in schema.items() if name not in ("$ref", "anyOf")}
-        options = schema.get("anyOf")
-        others = [each for each in options if each != {"type": "null"}] if options else []
-        try:
-            if isinstance(schema.get("$ref"), str):
-                target = at_reference(whole, schema["$ref"])
-            elif len(others) == 1:
-                target = others[0]
-            else:
-                return schema
-        except LookupError:
-            return own
-        schema = {**target, **own} if isinstance(target, Mapping) else own
-    return {}
 
 
 def argument_type(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> object:

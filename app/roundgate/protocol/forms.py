@@ -12,6 +12,7 @@ converts a text to a JSON value; the receiver validates the value against the sc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from msgspec import Struct
@@ -19,7 +20,7 @@ from msgspec import Struct
 from roundgate import json
 from roundgate.errors import ParseError
 
-MAX_REFERENCES: Final = 8
+MAX_REFERENCES: Final = 32
 """The limit on references that are followed from one property; a schema can refer to itself."""
 
 
@@ -69,34 +70,35 @@ def fields_of(schema: Mapping[str, Any]) -> list[Field]:
     properties, required = schema.get("properties"), schema.get("required")
     names = required if isinstance(required, list) else []
     return [
-        _field(str(name), _resolved(rules, schema), name in names)
+        _field(str(name), resolved(rules, schema), name in names)
         for name, rules in (properties.items() if isinstance(properties, dict) else ())
     ]
 
 
-def _resolved(rules: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a property's schema, with a reference followed and an alternative `null` removed."""
+def resolved(rules: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a part of a schema with its `$ref` followed and an alternative `null` removed; empty if it
+    is not an object."""
     for _ in range(MAX_REFERENCES):
-        if not isinstance(rules, dict):
+        if not isinstance(rules, Mapping):
             return {}
-        kept = {key: rules[key] for key in ("title", "description", "default") if key in rules}
+        own = {key: rules[key] for key in rules if key not in ("$ref", "anyOf", "oneOf")}
         alternatives = rules.get("anyOf") or rules.get("oneOf")
         others = (
             [each for each in alternatives if each != {"type": "null"}]
             if isinstance(alternatives, list)
             else []
         )
+        target: Any = {}
         if isinstance(rules.get("$ref"), str):
-            try:
-                rules = json.at_reference(schema, rules["$ref"])
-            except (LookupError, TypeError):
-                return kept
+            with suppress(LookupError, TypeError):
+                target = json.at_reference(schema, rules["$ref"])
             # pydantic's title of an enum or a model is the name of its class
-            rules = {**rules, "title": None, **kept} if isinstance(rules, dict) else kept
-        elif len(others) == 1 and isinstance(others[0], dict):
-            rules = {**others[0], **kept}
+            own = {"title": None, **own}
+        elif len(others) == 1:
+            target = others[0]
         else:
             return rules
+        rules = {**target, **own} if isinstance(target, Mapping) else own
     return {}
 
 
