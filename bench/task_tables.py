@@ -28,8 +28,8 @@ from roundgate.storage import TaskRef, postgres
 from roundgate.storage.dynamodb import BATCH, SHARDS, DynamoDbTasks
 from roundgate.storage.postgres import PostgresTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks import TaskCall
-from roundgate.tasks.events import NOTHING, NewTask
+from roundgate.tasks import TaskCall, events
+from roundgate.tasks.events import NewTask
 from roundgate.tasks.stored import Claimed, StoredTasks
 
 OWNER = task_owner(LOCAL)
@@ -189,9 +189,9 @@ async def _put_first(store: StoredTasks) -> None:
 async def _put_asking(store: StoredTasks, ref: TaskRef) -> None:
     now_ms = Clock().now_ms()
     await store.create(_new(ref, now_ms))
-    claimed = await store.claim(ref, now_ms, now_ms + 30_000)
+    claimed = await store.claim(ref, events.Claim(now_ms + 30_000, now_ms + 30_000, now_ms), now_ms)
     assert isinstance(claimed, Claimed)
-    await store.suspend(claimed.lease, NOTHING, {"confirm": encode(QUESTION)}, now_ms)
+    await store.write(claimed.lease, events.Suspend({"confirm": encode(QUESTION)}), now_ms)
 
 
 def _completed(ref: TaskRef, text: str) -> NewTask:

@@ -48,7 +48,7 @@ def test_every_metric_is_in_the_documentation() -> None:
 
 
 def test_every_outcome_of_a_turn_is_in_the_documentation() -> None:
-    from roundgate.tasks.turn import Turn
+    from roundgate.tasks.turn import TurnResult
 
     table = PAGE.partition("### A turn")[2].partition("\n##")[0]
     told = {
@@ -56,8 +56,8 @@ def test_every_outcome_of_a_turn_is_in_the_documentation() -> None:
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
         for word in re.findall(r"`([^`]+)`", row)
     }
-    never_a_line = {Turn.NOT_CLAIMED, Turn.SUSPECT}
-    assert told == {turn.value for turn in Turn if turn not in never_a_line}
+    never_a_line = {TurnResult.NOT_CLAIMED, TurnResult.SUSPECT}
+    assert told == {turn.value for turn in TurnResult if turn not in never_a_line}
 
 
 def test_every_member_of_a_request_line_is_in_the_documentation() -> None:

@@ -27,7 +27,7 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate.runtime import startup
     from roundgate.storage import TaskRef
     from roundgate.tasks.sweep import Sweep
-    from roundgate.tasks.turn import Turn
+    from roundgate.tasks.turn import TurnResult
     from roundgate.tasks.worker import Worker
 
 Event: TypeAlias = dict[str, Any]
@@ -134,7 +134,7 @@ class Function:
         deadline = self._clock.deadline(max(1, remaining_ms - MARGIN_MS))
         turns = await asyncio.gather(*(self._message(record, deadline) for record in records))
         for place, record in enumerate(records):
-            if turns[place] is Turn.SUSPECT:
+            if turns[place] is TurnResult.SUSPECT:
                 turns[place] = await self._alone(record, deadline)
         return [
             {"itemIdentifier": record["messageId"]}
@@ -142,19 +142,19 @@ class Function:
             if turn is None
         ]
 
-    async def _alone(self, record: Event, deadline: Deadline) -> Turn | None:
+    async def _alone(self, record: Event, deadline: Deadline) -> TurnResult | None:
         if (deadline.remaining_ms() or 0) < ALONE_MS:
             return None
         return await self._message(record, deadline, alone=True)
 
     async def _message(
         self, record: Event, deadline: Deadline, *, alone: bool = False
-    ) -> Turn | None:
+    ) -> TurnResult | None:
         """Run the turn of a message; return its outcome, or `None` if the message failed."""
         try:
             ref = TaskRef.parse(record.get("body", ""))
             turn = await self._worker.work(ref, deadline, alone=alone)
-            if turn is Turn.SUSPECT:
+            if turn is TurnResult.SUSPECT:
                 # if this process dies first, the message stays hidden until its visibility timeout
                 await self._worker.remind(ref)
             return turn

@@ -25,7 +25,6 @@ from roundgate.operators.finding import PER_PAGE, SearchResult, search
 from roundgate.protocol import OPEN, Status
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted, Work
 from roundgate.tasks import TaskCall
-from roundgate.tasks.events import marks_from_record
 from roundgate.tasks.external import decode_payload
 from roundgate_console.charts import (
     AGES_S,
@@ -281,7 +280,7 @@ class _Pages:
             steps=[step.name for step in shown.steps or ()] if "retry" in possible else [],
             events=[
                 short_event(mark.name)
-                for mark in marks_from_record(record)
+                for mark in record.events
                 if "event" in possible and mark.is_open(shown.now_ms)
             ],
             can_answer=shows and "answer" in possible,

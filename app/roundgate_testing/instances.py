@@ -30,6 +30,7 @@ from roundgate.replay import here
 from roundgate.runtime import checks
 from roundgate.runtime.startup import Loaded, Stores, load
 from roundgate.settings import AuditConfig, Origin, Settings, yaml_file
+from roundgate.storage import Mark
 from roundgate.storage.sqlite import (
     Database,
     SqliteQueue,
@@ -39,7 +40,6 @@ from roundgate.storage.sqlite import (
     transacted,
 )
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.events import Mark
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import Key
 

@@ -12,12 +12,14 @@ Or the call fails as one that timed out does: nobody knows whether it happened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from roundgate import json
 from roundgate.errors import Unavailable
+from roundgate.tasks.events import Checkpoint, Finish
 from roundgate.tasks.stored import StoredTasks
 
 When: TypeAlias = Literal["before", "after"]
@@ -100,18 +102,25 @@ class _Wrapped:
 
         async def work(*args: Any, **kwargs: Any) -> Any:
             value = await method(*args, **kwargs)
-            if name == "checkpoint":
-                self._life.plan.seen += [
-                    ("kept", key) for key in _steps(args[0].ref, args[1].entries)
-                ]
-            if name == "finish":
-                self._life.plan.seen.append(("ended", args[0].ref.id))
+            match args:
+                case [lease, Checkpoint(added=added), *_]:
+                    kept = _steps(lease.ref, added.entries)
+                    self._life.plan.seen += [("kept", key) for key in kept]
+                case [lease, Finish(), *_]:
+                    self._life.plan.seen.append(("ended", lease.ref.id))
             return value
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._life.call(name, lambda: work(*args, **kwargs))
+            return await self._life.call(called(name, args), lambda: work(*args, **kwargs))
 
         return call
+
+
+def called(name: str, args: Sequence[Any]) -> str:
+    """What a call of `StoredTasks` does: its event in the words of a method, such as `let_go`."""
+    if name not in ("apply", "claim", "write"):
+        return name
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(args[1]).__name__).lower()
 
 
 def _steps(ref: Any, entries: Any) -> list[str]:

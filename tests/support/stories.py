@@ -30,10 +30,11 @@ from roundgate.replay.run import Call, Run
 from roundgate.settings import TasksConfig
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import TaskRef
+from roundgate.tasks import events
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import Delivered
 from roundgate.tasks.stored import StoredTasks
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, Life, Plan, When, bury
 from tests.support.replay import Name
@@ -293,7 +294,7 @@ class Story:
                 if self.manner == "pool":
                     await shop.take(message)
                 else:
-                    if await shop.worker.work(message.ref) is Turn.SUSPECT:
+                    if await shop.worker.work(message.ref) is TurnResult.SUSPECT:
                         await shop.worker.work(message.ref, alone=True)
                     await shop.queue.delete([message])
             quiet_s = QUIET_S if messages else quiet_s * 4
@@ -389,7 +390,9 @@ class Story:
         mine = list(await shop.store.due(self.clock.now_ms() + 10**9, 1_000))
         assert self.client.told not in [task.ref.id for task in mine]
         for task in mine:  # created, but its id was never told: nobody will ever ask for it
-            await self.store.cancel(task.ref, "never told", self.clock.now_ms())
+            await self.store.apply(
+                task.ref, events.Cancel("never told", self.clock.now_ms()), self.clock.now_ms()
+            )
 
 
 class _Own:

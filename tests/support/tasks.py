@@ -34,14 +34,14 @@ from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall
+from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.events import Delivered, NotClaimed
 from roundgate.tasks.external import Deliveries, EventSource
-from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from roundgate.tasks.worker import Worker
 from roundgate.tokens import EventTokens, Key, KeyRing
 from tests.support.catalogs import built
@@ -179,7 +179,7 @@ class Workshop:
         """What the queue has just now."""
         return await self.queue.receive(10, 0)
 
-    async def take(self, message: Message) -> Turn:
+    async def take(self, message: Message) -> TurnResult:
         """What a pool does with a message, and then with a suspect."""
         claimed = await self.worker.claim(message.ref)
         await self.queue.delete([message])
@@ -187,22 +187,26 @@ class Workshop:
             return await self.worker.work(message.ref, alone=True)
         if claimed is NotClaimed.CLEAN_UP:
             return await self.worker.clean_up(message.ref)
-        return await self.worker.run(claimed) if isinstance(claimed, Claimed) else Turn.NOT_CLAIMED
+        return (
+            await self.worker.run(claimed)
+            if isinstance(claimed, Claimed)
+            else TurnResult.NOT_CLAIMED
+        )
 
-    async def turns(self, deadline: Deadline | None = None) -> list[Turn]:
+    async def turns(self, deadline: Deadline | None = None) -> list[TurnResult]:
         """A turn for each message that the queue has just now."""
-        turns: list[Turn] = []
+        turns: list[TurnResult] = []
         for message in await self.messages():
             await self.queue.delete([message])
             turn = await self.worker.work(message.ref, deadline)
-            if turn is Turn.SUSPECT:  # nothing else runs here
+            if turn is TurnResult.SUSPECT:  # nothing else runs here
                 turn = await self.worker.work(message.ref, deadline, alone=True)
             turns.append(turn)
         return turns
 
-    async def all_turns(self, at_most: int = 50) -> list[Turn]:
+    async def all_turns(self, at_most: int = 50) -> list[TurnResult]:
         """Turns until the queue has nothing more just now."""
-        turns: list[Turn] = []
+        turns: list[TurnResult] = []
         while more := await self.turns():
             turns += more
             assert len(turns) < at_most, turns

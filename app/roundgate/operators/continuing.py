@@ -52,10 +52,10 @@ from roundgate.replay import (
     from_row,
     row,
 )
-from roundgate.storage import Ending, TaskRecord, TaskRef, Work
+from roundgate.storage import Ending, Mark, TaskRecord, TaskRef, Work
 from roundgate.tasks import machine
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import Mark, NewTask, marks_from_record
+from roundgate.tasks.events import Deliver, NewTask, NoteRetry, Rewind
 from roundgate.tasks.stored import StoredTasks
 
 TRIES: Final = 5
@@ -92,7 +92,7 @@ async def retry(
         raise NotRetryable("is no longer stored completely; call the tool again")
     task = _going_on(record, work, now_ms, from_step)
     is_new = await store.create(task)
-    await store.note_retry(ref, task.ref.id)
+    await store.apply(ref, NoteRetry(task.ref.id), 0)
     await _hand_on(store, ref, task.ref, now_ms)
     if not is_new:
         await store.send(task.ref)  # an interrupted retry may have sent no message
@@ -106,10 +106,10 @@ async def _hand_on(store: StoredTasks, ref: TaskRef, successor: TaskRef, now_ms:
     record, work = await store.read_work(ref)
     if record is None or work is None:
         return
-    for mark in marks_from_record(record):
+    for mark in record.events:
         if mark.digest is not None and mark.name in work.answers:
-            payload = work.answers[mark.name]
-            await store.deliver(successor, mark.name, payload, mark.digest, now_ms, now_ms)
+            event = Deliver(mark.name, work.answers[mark.name], mark.digest, now_ms)
+            await store.apply(successor, event, now_ms)
 
 
 async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) -> None:
@@ -128,7 +128,8 @@ async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) 
         # repeated questions and events get other names, so that old answers do not fit them
         call = replace(call, generation=call.generation + 1)
         marks = _marks(record, journal)
-        if await store.rewind(record, call.to_bytes(), rows, marks, now_ms, now_ms):
+        event = Rewind(call.to_bytes(), rows, marks, now_ms, record.fence, record.events)
+        if (await store.apply(ref, event, now_ms)).happened:
             return
     raise NotRetryable("is neither parked nor ended by a failed step")
 
@@ -148,9 +149,7 @@ async def continue_from(store: StoredTasks, record: TaskRecord, now_ms: int, ste
 def _marks(record: TaskRecord, journal: Journal) -> list[Mark]:
     """Return the marks of the external events that a journal has opened."""
     names = {entry.name for entry in journal.steps.values() if isinstance(entry, Opened)}
-    return [
-        replace(mark, is_awaited=False) for mark in marks_from_record(record) if mark.name in names
-    ]
+    return [replace(mark, is_awaited=False) for mark in record.events if mark.name in names]
 
 
 def _kept(record: TaskRecord, work: Work, from_step: str | None) -> tuple[TaskCall, Journal]:
@@ -214,7 +213,7 @@ def _journal_with(entries: Sequence[Entry], record: TaskRecord, work: Work) -> J
         journal.add(entry)
     answers = {key: json.decode(answer) for key, answer in work.answers.items()}
     journal.receive(answers)
-    journal.deliver(answers, {mark.name for mark in marks_from_record(record)})
+    journal.deliver(answers, {mark.name for mark in record.events})
     return journal
 
 

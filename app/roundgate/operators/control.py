@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar
 
@@ -30,7 +29,7 @@ from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.settings import TasksConfig
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
 from roundgate.tasks import Tasks
-from roundgate.tasks.events import Answered, Cancelled, Delivered, marks_from_record
+from roundgate.tasks.events import Answer, Answered, Cancel, Cancelled, Delivered, Requeue
 from roundgate.tasks.external import Deliveries
 from roundgate.tasks.machine import is_parked
 from roundgate.tasks.stored import StoredTasks
@@ -85,8 +84,7 @@ ACTIONS: Final[Mapping[ActionName, Action]] = MappingProxyType(
             "The task gets the payload, as if its service had delivered the event.",
             frozenset(Status),
             lambda record, now_ms: (
-                _is_alive(record, now_ms)
-                and any(mark.is_open(now_ms) for mark in marks_from_record(record))
+                _is_alive(record, now_ms) and any(mark.is_open(now_ms) for mark in record.events)
             ),
         ),
         "cancel": Action(
@@ -248,7 +246,8 @@ class TaskControl:
 
     async def _cancel(self, ref: TaskRef, fence: int | None) -> str:
         now_ms = self.clock.now_ms()
-        cancelled = await self.store.cancel(ref, CANCELLED_BY_OPERATOR, now_ms)
+        event = Cancel(CANCELLED_BY_OPERATOR, now_ms)
+        cancelled = (await self.store.apply(ref, event, now_ms)).result
         if cancelled is Cancelled.UNKNOWN_TASK:
             raise NotRetryable("does not exist")
         if cancelled is Cancelled.CLEAN_UP:
@@ -268,7 +267,7 @@ class TaskControl:
                 "is a call that only its client's requests can continue; cancel it instead"
             )
         now_ms = self.clock.now_ms()
-        if not await self.store.requeue(ref, now_ms, now_ms, fence=fence):
+        if not (await self.store.apply(ref, Requeue(now_ms, fence), now_ms)).happened:
             raise NotRetryable(refusal)
         return "is queued; a worker that ran it can no longer write to it"
 
@@ -290,7 +289,7 @@ class TaskControl:
         return "is purged"
 
     async def _deliver(self, ref: TaskRef, event: str, payload: Any) -> str:
-        names = [mark.name for mark in marks_from_record(await self._read(ref))]
+        names = [mark.name for mark in (await self._read(ref)).events]
         name = next((name for name in names if event in (name, short_event(name))), None)
         if name is None:
             known = ", ".join(map(short_event, names)) or "none"
@@ -316,9 +315,12 @@ class TaskControl:
         now_ms = self.clock.now_ms()
         due_ms = now_ms + int(self.config.requeue_after_s * 1000)
         encoded = {key: encode(answer) for key, answer in answers.items()}
-        give: Callable[[], Awaitable[Answered]] = partial(
-            self.store.answer, ref, encoded, now_ms, due_ms
-        )
+
+        async def give_to_task() -> Answered:
+            decision = await self.store.apply(ref, Answer(encoded, due_ms), now_ms)
+            return Answered(str(decision.result))
+
+        give: Callable[[], Awaitable[Answered]] = give_to_task
         if any(is_approval(decode(record.requests[key])) for key in answers):
             give = self._approval(ref, answers)
         answered = await self._recorded("answer", ref, give, **facts)

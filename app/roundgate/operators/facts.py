@@ -15,8 +15,7 @@ from roundgate.clock import iso, span
 from roundgate.json import decode
 from roundgate.operators.continuing import StepDone
 from roundgate.protocol import Status
-from roundgate.storage import Ending, TaskRecord, TaskRef
-from roundgate.tasks.events import Mark, marks_from_record
+from roundgate.storage import Ending, Mark, TaskRecord, TaskRef
 from roundgate.tasks.machine import is_parked
 
 
@@ -37,7 +36,7 @@ def activity(record: TaskRecord, now_ms: int) -> str:
         return "parked: waits for `tasks retry`"
     if record.declined_ms:
         return "waits for a worker that serves it"
-    if (awaited := [mark.name for mark in marks_from_record(record) if mark.is_awaited]) and (
+    if (awaited := [mark.name for mark in record.events if mark.is_awaited]) and (
         record.wake_ms > now_ms
     ):
         return f"waits for {', '.join(awaited)}"
@@ -87,7 +86,7 @@ def task_facts(
             "expires": iso(record.expires_ms),
             "asks": [{"key": key, "method": decode(request)["method"]} for key, request in requests]
             or None,
-            "events": [_event_facts(mark) for mark in marks_from_record(record)] or None,
+            "events": [_event_facts(mark) for mark in record.events] or None,
             "outcomeBytes": None if record.outcome is None else len(record.outcome),
             "attempts": record.attempts,
             "deaths": record.deaths or None,

@@ -48,7 +48,6 @@ from roundgate.replay import (
 from roundgate.settings.redacting import SHOWN, Secrets
 from roundgate.storage import TaskRecord, Wanted, Work
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import marks_from_record
 from roundgate.tasks.stored import StoredTasks
 
 Redact: TypeAlias = Callable[[str, Any], Any]
@@ -131,7 +130,7 @@ def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
         places[place] = None
     answers = {key: json.decode(answer) for key, answer in work.answers.items()}
     journal.receive(answers)
-    journal.deliver(answers, {mark.name for mark in marks_from_record(record)})
+    journal.deliver(answers, {mark.name for mark in record.events})
     for event in journal.opened():
         if event.key in journal.missed:
             journal.steps[event.key] = replace(event, outcome=MISSED)

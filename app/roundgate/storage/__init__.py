@@ -24,6 +24,7 @@ from roundgate.storage.tasks import Drop as Drop
 from roundgate.storage.tasks import Ending as Ending
 from roundgate.storage.tasks import Found as Found
 from roundgate.storage.tasks import Lost as Lost
+from roundgate.storage.tasks import Mark as Mark
 from roundgate.storage.tasks import OpenTask as OpenTask
 from roundgate.storage.tasks import Part as Part
 from roundgate.storage.tasks import Put as Put

@@ -12,6 +12,7 @@ from roundgate.storage.tasks import (
     HIDDEN,
     UNHAPPY,
     Ending,
+    Mark,
     OpenTask,
     Part,
     TaskRecord,
@@ -53,7 +54,7 @@ def column(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, tuple):
-        return json.dumps(value) if value else None
+        return json.dumps(list(map(str, value))) if value else None
     return value
 
 
@@ -65,6 +66,7 @@ def record_from_row(row: Sequence[Any]) -> TaskRecord:
         values[name] = bool(values[name])
     for name in _LISTS:
         values[name] = tuple(json.loads(values[name])) if values[name] else ()
+    values["events"] = tuple(map(Mark.parse, values["events"]))
     values["status"] = Status(values["status"])
     values["ending"] = None if values["ending"] is None else Ending(values["ending"])
     return TaskRecord(ref=TaskRef(owner, task_id), version=version, notes=n, **values)

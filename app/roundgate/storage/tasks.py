@@ -107,6 +107,33 @@ UNHAPPY: Final = frozenset(Ending) - {Ending.OK, Ending.TOOL_ERROR}
 """The endings that every store indexes: operators look for them, and they are few."""
 
 
+class Mark(Struct, frozen=True):
+    """An external event of a task. Stores keep it as text: `event:paid 1790000000000 open`."""
+
+    name: str
+    until_ms: int
+    """The end of the time for delivery, in milliseconds since the epoch."""
+    is_awaited: bool = False
+    """Whether the task awaits the event without a worker."""
+    digest: str | None = None
+    """The digest of the delivered payload; `None` before."""
+
+    def __str__(self) -> str:
+        state = self.digest or ("awaited" if self.is_awaited else "open")
+        return f"{self.name} {self.until_ms} {state}"
+
+    @classmethod
+    def parse(cls, text: str) -> Mark:
+        """Parse the text that `str` returns."""
+        name, until_ms, state = text.rsplit(" ", 2)  # a branch may have a space in its name
+        is_digest = state not in ("open", "awaited")
+        return cls(name, int(until_ms), state == "awaited", state if is_digest else None)
+
+    def is_open(self, now_ms: int) -> bool:
+        """Return whether the event can be delivered."""
+        return self.digest is None and now_ms < self.until_ms
+
+
 class TaskRecord(Struct, frozen=True):
     """The current state of a task, without its values. Times are milliseconds since the epoch."""
 
@@ -162,8 +189,8 @@ class TaskRecord(Struct, frozen=True):
     """The id of the task of the same owner that continues this task's work."""
     call_id: str | None = None
     """The id of the call in the log (`roundgate.observability.correlation`)."""
-    events: Sequence[str] = ()
-    """The external events of the task, as `roundgate.tasks.events.Mark` writes them."""
+    events: Sequence[Mark] = ()
+    """The external events of the task in the order in which they were opened."""
     asked: Sequence[str] = ()
     """The wire keys of the stored questions in order: outstanding questions, or questions that the
     task stopped waiting for and may ask again."""
@@ -255,19 +282,24 @@ class Drop(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """A new record in place of `before`. Drops happen before puts."""
+    """The record `after` in place of `before`. Drops happen before puts."""
 
     before: TaskRecord
-    changes: Mapping[str, Any]
-    """Fields of the record and their new values."""
+    after: TaskRecord
     puts: Sequence[Put] = ()
     drops: Sequence[Drop] = ()
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Return the fields that differ, with their new values."""
+        names, before = TaskRecord.__struct_fields__, astuple(self.before)
+        pairs = zip(names, before, astuple(self.after), strict=True)
+        return {name: after for name, before, after in pairs if before != after}
 
     def record(self, **stored_fields: Any) -> TaskRecord:
         """Return the new record without the values that `read` fills in. `stored_fields` has fields that
         the store sets."""
-        fields = {"requests": {}, "outcome": None, **self.changes, **stored_fields}
-        return replace(self.before, **fields)
+        return replace(self.after, requests={}, outcome=None, **stored_fields)
 
 
 class Lost(Struct, frozen=True):

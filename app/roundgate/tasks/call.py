@@ -11,7 +11,6 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Journal, from_row
-from roundgate.tasks.events import marks_from_record
 from roundgate.tasks.stored import Claimed
 
 
@@ -99,5 +98,5 @@ def make_journal(claimed: Claimed, task_call: TaskCall) -> Journal:
         journal.add(from_row(json.decode(entry)))
     answers = {key: json.decode(answer) for key, answer in claimed.answers.items()}
     journal.receive(answers)
-    journal.deliver(answers, {mark.name for mark in marks_from_record(claimed.record)})
+    journal.deliver(answers, {mark.name for mark in claimed.record.events})
     return journal

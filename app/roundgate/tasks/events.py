@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from msgspec import Struct, field
 
 from roundgate.protocol import Status, TaskView
-from roundgate.storage import Change, Ending, Put, TaskRecord, TaskRef
+from roundgate.storage import Change, Ending, Mark, Put, TaskRecord, TaskRef
 
 # Outcomes
 
@@ -123,6 +123,7 @@ class Sending(StrEnum):
 class Next(Change, frozen=True):
     """The change that an event makes to a task."""
 
+    happened: ClassVar[bool] = True
     result: StrEnum | None = None
     message_ms: int | None = None
     """The delay in milliseconds of the message that makes a worker claim the task; `None` if no
@@ -132,46 +133,16 @@ class Next(Change, frozen=True):
 class Refused(Struct, frozen=True):
     """The refusal of an event, which changes nothing."""
 
-    reason: StrEnum
+    happened: ClassVar[bool] = False
+    result: StrEnum
 
 
-# External events
+Decision: TypeAlias = Next | Refused
+
 
 KEPT_DELIVERIES: Final = 20
 """The number of delivered events that a record keeps, so that a service that repeats a request gets
 the same answer. DynamoDB charges each write by the size of the record."""
-
-
-class Mark(Struct, frozen=True):
-    """An external event as the record of its task stores it: `event:paid 1790000000000 open`."""
-
-    name: str
-    until_ms: int
-    """The end of the time for delivery, in milliseconds since the epoch."""
-    is_awaited: bool = False
-    """Whether the task awaits the event without a worker."""
-    digest: str | None = None
-    """The digest of the delivered payload; `None` before."""
-
-    def __str__(self) -> str:
-        state = self.digest or ("awaited" if self.is_awaited else "open")
-        return f"{self.name} {self.until_ms} {state}"
-
-    @classmethod
-    def parse(cls, text: str) -> Mark:
-        """Parse the text that `str` returns."""
-        name, until_ms, state = text.rsplit(" ", 2)  # a branch may have a space in its name
-        is_digest = state not in ("open", "awaited")
-        return cls(name, int(until_ms), state == "awaited", state if is_digest else None)
-
-    def is_open(self, now_ms: int) -> bool:
-        """Return whether the event can be delivered."""
-        return self.digest is None and now_ms < self.until_ms
-
-
-def marks_from_record(record: TaskRecord) -> list[Mark]:
-    """Return the external events of a task in the order in which they were opened."""
-    return [Mark.parse(text) for text in record.events]
 
 
 # Creation
@@ -283,18 +254,30 @@ class Added(Struct, frozen=True):
 NOTHING = Added()
 
 
-class Checkpoint(Struct, frozen=True):
+class UnderLease(Struct, frozen=True, kw_only=True):
+    """An event under a lease."""
+
+    fence: int = 0
+    """The fence of the lease; filled by `StoredTasks.write`."""
+
+
+class Adding(UnderLease, frozen=True, kw_only=True):
+    """An event under a lease that may add entries to the journal."""
+
+    added: Added = NOTHING
+    number: int = 0
+    """The number of a write with entries; filled by `StoredTasks.write`."""
+
+
+class Checkpoint(Adding, frozen=True):
     """New entries of the journal. The event also extends the lease to `until_ms` and moves the due
     time to `due_ms`, unless these are `None`. With entries it counts as progress."""
 
-    fence: int
-    added: Added
-    number: int
     until_ms: int | None = None
     due_ms: int | None = None
 
 
-class Suspend(Struct, frozen=True):
+class Suspend(Adding, frozen=True):
     """Questions to the client, at least one. With a `wake_ms` the task is due then, to continue
     without the answers; otherwise when it expires. The event counts as progress.
 
@@ -302,24 +285,18 @@ class Suspend(Struct, frozen=True):
     closed, the task continues at once without the answers and is due at `ready_ms`.
     """
 
-    fence: int
-    added: Added
-    number: int
     requests: Mapping[str, bytes]
     wake_ms: int = 0
     awaits: Collection[str] = ()
     ready_ms: int = 0
 
 
-class Release(Struct, frozen=True):
+class Release(Adding, frozen=True):
     """The release of a task that continues at `wake_ms`; 0 means at once. `keeps_blame` is set
     after a fault or a decline: `deaths` and `suspect` stay. A worker may claim the task `early_ms`
     before it continues, and waits for the rest. If the task is due at its wake time, the sweep
     wakes it without a message. `awaits` and `ready_ms` are as in `Suspend`."""
 
-    fence: int
-    added: Added
-    number: int
     wake_ms: int
     due_ms: int
     attempts: int = 0
@@ -330,10 +307,9 @@ class Release(Struct, frozen=True):
     early_ms: int = 0
 
 
-class Restart(Struct, frozen=True):
+class Restart(UnderLease, frozen=True):
     """Another call and journal, which replace the present ones and all answers."""
 
-    fence: int
     call: bytes
     journal: Sequence[bytes]
     state: bytes
@@ -343,22 +319,20 @@ class Restart(Struct, frozen=True):
     """As `Added.expires_ms`."""
 
 
-class Park(Struct, frozen=True):
+class Park(UnderLease, frozen=True):
     """The removal of a task from all workers until its operator acts. The task stays `working` but
     sleeps until it expires; `Requeue` wakes it."""
 
-    fence: int
     status_message: str
 
 
-class Finish(Struct, frozen=True):
+class Finish(UnderLease, frozen=True):
     """The end of a task. The status message replaces the previous one, even with `None`. With
     `cleanup_due_ms` the task needs a cleanup and is due then."""
 
-    fence: int
     status: Status
     outcome: bytes | None
-    status_message: str | None
+    status_message: str | None = None
     cleanup_due_ms: int | None = None
     ending: Ending | None = None
     """The ending; by default the ending of the status."""
@@ -367,12 +341,11 @@ class Finish(Struct, frozen=True):
     """As `Added.expires_ms`."""
 
 
-class LetGo(Struct, frozen=True):
-    """The end of a lease from outside the run. With `blame` the task becomes a suspect; if the
-    lease came from a claim with `alone=True`, the event counts as a death. If the task is due now,
-    the sweep finds it without a message."""
+class LetGo(UnderLease, frozen=True):
+    """The end of a lease from outside the run, perhaps from another thread. With `blame` the task
+    becomes a suspect; if the lease came from a claim with `alone=True`, the event counts as a
+    death. If the task is due now, the sweep finds it without a message."""
 
-    fence: int
     due_ms: int
     blame: bool
 
@@ -394,18 +367,19 @@ class ClaimCleanup(Struct, frozen=True):
     journal: Sequence[bytes] | None = None
 
 
-class PostponeCleanup(Struct, frozen=True):
+class Cleaning(UnderLease, frozen=True):
+    """An event under the lease of a cleanup."""
+
+
+class PostponeCleanup(Cleaning, frozen=True):
     """The release of a task whose cleanup continues at `wake_ms`."""
 
-    fence: int
     wake_ms: int
     due_ms: int
 
 
-class EndCleanup(Struct, frozen=True):
+class EndCleanup(Cleaning, frozen=True):
     """The end of a cleanup: all external work has ended, or the workers have given up."""
-
-    fence: int
 
 
 # Events of the sweep
@@ -473,7 +447,7 @@ class Rewind(Struct, frozen=True):
     events: Sequence[Mark]
     due_ms: int
     fence: int
-    seen: Sequence[str]
+    seen: Sequence[Mark]
 
 
 class NoteRetry(Struct, frozen=True):
@@ -483,11 +457,8 @@ class NoteRetry(Struct, frozen=True):
     as_id: str
 
 
-UnderLease: TypeAlias = Checkpoint | Suspend | Release | Restart | Park | Finish | LetGo
-Cleaning: TypeAlias = PostponeCleanup | EndCleanup
 Event: TypeAlias = (
     UnderLease
-    | Cleaning
     | Answer
     | Cancel
     | Claim

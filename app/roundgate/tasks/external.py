@@ -23,7 +23,7 @@ from roundgate.replay import MAX_DEPTH, plain
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks import machine
-from roundgate.tasks.events import Delivered
+from roundgate.tasks.events import Deliver, Delivered
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventPlace, EventTokens
 
@@ -129,8 +129,9 @@ class Deliveries:
         delivered = Delivered.CLOSED
         for _ in range(MAX_RETRIES):
             now_ms = self._clock.now_ms()
-            due_ms = now_ms + self._due_ms
-            delivered = await self._store.deliver(ref, name, data, digested, now_ms, due_ms)
+            event = Deliver(name, data, digested, now_ms + self._due_ms)
+            decision = await self._store.apply(ref, event, now_ms)
+            delivered = Delivered(str(decision.result))
             if delivered is not Delivered.CLOSED:
                 break
             record = await self._store.read(ref, 0)

@@ -40,7 +40,19 @@ from roundgate.errors import LeaseLost, ToolError, Unavailable
 from roundgate.protocol import Status
 from roundgate.settings import TasksConfig
 from roundgate.storage import HIDDEN, Ending, TaskRecord, TaskRef, Work
-from roundgate.tasks.events import Added, NewTask
+from roundgate.tasks.events import (
+    Added,
+    Answer,
+    Cancel,
+    Checkpoint,
+    Claim,
+    Expire,
+    Finish,
+    NewTask,
+    Release,
+    Suspend,
+    UnderLease,
+)
 from roundgate.tasks.stored import KEEP_MS, Claimed, Lease, StoredTasks
 
 T = TypeVar("T")
@@ -222,7 +234,7 @@ class HiddenTasks:
         with suppress(Unavailable):
             late = await self._store.due(now_ms - TIDY_AFTER_MS, TIDIED)
             refs = [task.ref for task in late if task.ref.is_hidden]
-            await self._store.expire(refs, now_ms)
+            await self._store.apply_many([(ref, Expire(now_ms)) for ref in refs], now_ms)
             await self._store.forget(now_ms)
 
     # for any process
@@ -272,7 +284,7 @@ class HiddenTasks:
                 answers = dict.fromkeys(record.asked, answer)
         now_ms = self.clock.now_ms()
         due_ms = self.until_ms + LEEWAY_MS  # at or after its expiry
-        await self.patiently(lambda: self._store.answer(ref, answers, now_ms, due_ms))
+        await self.patiently(lambda: self._store.apply(ref, Answer(answers, due_ms), now_ms))
 
     async def cancel(self, ref: TaskRef, why: str = CANCELLED) -> None:
         """Cancel a task, unless it is terminal or does not exist.
@@ -281,7 +293,7 @@ class HiddenTasks:
             Unavailable: the store cannot be reached.
         """
         now_ms = self.clock.now_ms()
-        await self.patiently(lambda: self._store.cancel(ref, why, now_ms))
+        await self.patiently(lambda: self._store.apply(ref, Cancel(why, now_ms), now_ms))
 
     async def claim(self, record: TaskRecord) -> Holding | None:
         """Claim a task that is free, or whose lease is lost, as `record` shows. Return `None` if
@@ -291,16 +303,9 @@ class HiddenTasks:
             Unavailable: the store cannot be reached.
         """
         now_ms = self.clock.now_ms()
-        claimed = await self.patiently(
-            lambda: self._store.claim(
-                record.ref,
-                now_ms,
-                now_ms + LEASE_MS,
-                due_ms=record.expires_ms + LONGEST_MS,
-                lapsed_ms=record.lease_until_ms,
-                alone=True,
-            )
-        )
+        due_ms, lapsed_ms = record.expires_ms + LONGEST_MS, record.lease_until_ms
+        event = Claim(now_ms + LEASE_MS, due_ms, lapsed_ms, alone=True)
+        claimed = await self.patiently(lambda: self._store.claim(record.ref, event, now_ms))
         if not isinstance(claimed, Claimed):
             return None
         holding = Holding(self, self._store, claimed)
@@ -373,43 +378,29 @@ class Holding:
         now_ms = self._tasks.clock.now_ms()
         later_ms = self._later_ms() if self._expires_ms < now_ms + LEEWAY_MS else None
         added = Added(state=state, expires_ms=later_ms)
-        await self._store.checkpoint(self.claimed.lease, added, now_ms, now_ms + LEASE_MS, later_ms)
+        event = Checkpoint(now_ms + LEASE_MS, later_ms, added=added)
+        await self._store.write(self.claimed.lease, event, now_ms)
         self._expires_ms = later_ms or self._expires_ms
 
     async def suspend(self, state: bytes, questions: Mapping[str, bytes]) -> None:
         """Ask the client, as `HiddenTasks.ask` does."""
         added = Added(state=state, expires_ms=self._later_ms())
-        await self._tasks.patiently(
-            lambda: self._store.suspend(
-                self.claimed.lease, added, questions, self._tasks.clock.now_ms()
-            )
-        )
+        await self._write(Suspend(questions, added=added))
 
     async def release(self, state: bytes | None = None) -> None:
         """Leave the next round to another request, or this round if `state` is `None`."""
         later_ms = self._later_ms()
-        added = Added(state=state, expires_ms=later_ms)
-        await self._tasks.patiently(
-            lambda: self._store.release(
-                self.claimed.lease, added, self._tasks.clock.now_ms(), wake_ms=0, due_ms=later_ms
-            )
-        )
+        await self._write(Release(0, later_ms, added=Added(state=state, expires_ms=later_ms)))
 
     async def finish(self, outcome: bytes, ending: Ending) -> None:
         """End the task."""
         status = Status.FAILED if ending is Ending.ERROR else Status.COMPLETED
-        now_ms = self._tasks.clock.now_ms()
-        await self._tasks.patiently(
-            lambda: self._store.finish(
-                self.claimed.lease,
-                status,
-                outcome,
-                status_message=None,
-                now_ms=now_ms,
-                ending=ending,
-                expires_ms=now_ms + KEEP_MS,
-            )
-        )
+        expires_ms = self._tasks.clock.now_ms() + KEEP_MS
+        await self._write(Finish(status, outcome, ending=ending, expires_ms=expires_ms))
+
+    async def _write(self, event: UnderLease) -> None:
+        lease, clock = self.claimed.lease, self._tasks.clock
+        await self._tasks.patiently(lambda: self._store.write(lease, event, clock.now_ms()))
 
     async def let_go(self) -> None:
         """Release a round that did not end, without errors. If the store cannot be reached, another

@@ -1,4 +1,4 @@
-"""The remaining time of a worker's lease, and the trust of a process in its clock (`ClockTrust`).
+"""The lease of a turn: the time that it has left, and every write under it.
 
     renewal sent ──────▶ store writes until = sent + lease ──────▶ answer
          └ counted from here, by two clocks; the shorter remaining time counts
@@ -15,17 +15,45 @@ moment at which the lease will have lapsed:
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from msgspec import Struct
 
-from roundgate import json
-from roundgate.clock import Clock, iso
-from roundgate.tasks.stored import StoredTasks
+from roundgate.clock import Clock
+from roundgate.errors import LeaseLost, NotJson, QuotaExceeded, Suspend, ToolError
+from roundgate.json import encode
+from roundgate.observability.metrics import Metrics
+from roundgate.protocol import Status
+from roundgate.replay import (
+    Answered,
+    Asked,
+    Call,
+    Entry,
+    Journal,
+    Opened,
+    Run,
+    Stop,
+    Unanswered,
+    plain,
+    row,
+)
+from roundgate.settings import TasksConfig
+from roundgate.storage import Mark
+from roundgate.tasks.clock_trust import ClockTrust, Moment
+from roundgate.tasks.events import Added, Checkpoint, UnderLease
+from roundgate.tasks.life import Life, waits_until_ms
+from roundgate.tasks.patience import Patience, to_its_end
+from roundgate.tasks.stored import Claimed, StoredTasks
 
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
+
+MAX_MESSAGE_DELAY_MS: Final = 900_000
+"""The maximum delay of a message in SQS, in milliseconds. The sweep wakes tasks that sleep
+longer."""
 MARGIN_MS = 2_000
 """The part of a lease in milliseconds that must be left for a step to begin, or a quarter of the
 lease if that is more."""
@@ -33,18 +61,6 @@ lease if that is more."""
 SOON_PART = 1 / 6
 """The longest time between two heartbeats as a part of a lease: a renewal moves a due time within
 this time."""
-
-
-class Moment(Struct, frozen=True):
-    """A moment by both clocks, in milliseconds."""
-
-    wall_ms: int
-    monotonic_ms: float
-
-    @classmethod
-    def now(cls, clock: Clock) -> Moment:
-        """Return the current moment."""
-        return cls(clock.now_ms(), clock.monotonic_ms())
 
 
 @dataclass(slots=True)
@@ -107,176 +123,292 @@ class LeaseTime:
         return due_ms < self.clock.now_ms() + self.lease_ms * SOON_PART
 
 
-DISAGREE_MS: Final = 300_000
-"""The accepted difference of two clocks beyond `tasks.clock_skew_s`, in milliseconds."""
-HEARD_MS: Final = 60_000
-"""The time for which a report of another process's clock counts, in milliseconds."""
-HOLD_MS: Final = 3_600_000
-"""The time in milliseconds for which nothing expires after the clock was set forward, so that an
-operator can correct it. After that the clock is trusted, because most machines whose clock jumps
-forward were suspended."""
-RELAYED: Final = 8
-"""The maximum number of other clocks in a process's report."""
-LONGEST_LEASE_MS: Final = 900_000
-"""The upper limit of `tasks.lease_s` in milliseconds. A lease that ends later comes from a clock
-that was ahead."""
+class Means(Struct, frozen=True):
+    """The resources that the turns of one worker share."""
 
-log = logging.getLogger("roundgate.tasks")
+    tasks: StoredTasks
+    clock: Clock
+    config: TasksConfig
+    life: Life
+    skew_ms: int
+    """The maximum difference in milliseconds of the clocks that share the store."""
+    trust: ClockTrust
+    metrics: Metrics
+    trail: Trail | None = None
+    shows_errors: bool = False
 
-
-class _Heard(Struct, frozen=True):
-    """A report of the clock of another process."""
-
-    ahead_ms: int
-    at_ms: float
-    """When the report was received, in milliseconds on the monotonic clock."""
-    directly: bool = True
-    """Whether the process reported its own clock. Only such reports are relayed, so that the clock
-    of a process that has ended is forgotten."""
+    def due_ms(self, wake_ms: int = 0) -> int:
+        """Return when a sweep should check a task that continues at `wake_ms`, in milliseconds
+        since the epoch: at that time if no message can be delayed so long, otherwise when the
+        message may be assumed lost."""
+        now_ms = self.clock.now_ms()
+        if wake_ms > now_ms + MAX_MESSAGE_DELAY_MS:
+            return wake_ms
+        return max(now_ms, wake_ms) + int(self.config.requeue_after_s * 1000)
 
 
-class ClockTrust:
-    """Decides whether a process may end, resend or take over tasks by its clock.
+class Checkpointer:
+    """Every write of a run under the lease of its task. The engine's `replay.Checkpointer`.
 
-    Rows store in wall-clock time when a lease ends, a question times out, a task expires. A process
-    whose clock is a day ahead would end the tasks of all callers. A process detects a wrong clock
-    by two signs, and pauses after a jump:
-
-        the others    each sweep leaves its time in the store, with the reports that it received, and reads
-                      the report of the previous sweep. If as many clocks disagree with a process as agree
-                      with it, it does not act by its clock; if more disagree, it takes no tasks
-        itself        its wall clock moved by more or less than its monotonic clock
-
-        set forward   it resends and takes over nothing until valid leases were renewed, and expires nothing
-                      for `HOLD_MS`
-        set back      the same pause; then it checks tasks that the earlier clock had postponed (`take_set_back`)
-
-    A process that starts alone with a wrong clock cannot detect the error. Fences keep tasks
-    consistent in any case: a wrong clock only ends tasks early or delays them.
+    `error` is set once the run has to end: `LeaseLost` if another worker has the task or the task
+    has ended, else the error of a write.
     """
 
-    def __init__(self, clock: Clock, lease_ms: int, skew_ms: int) -> None:
-        self._clock = clock
-        self._me = clock.new_id()
-        self._tolerance_ms = DISAGREE_MS + skew_ms
-        self._pause_ms = lease_ms + skew_ms
-        self._last = Moment.now(clock)
-        self._told_ms: float | None = None
-        """When this process last left its time in the store, in milliseconds on the monotonic
-        clock."""
-        self._is_unsure = False
-        """Whether the first report is much older than this clock: either the other processes have
-        ended, or this clock is ahead. The next report decides."""
-        self._others: dict[str, _Heard] = {}
-        self._acts_from_ms = self._expires_from_ms = self._last.monotonic_ms
-        self._set_back_ms = 0
-        self.trouble: str | None = None
-        """The reason why this process does not act by its clock, if other clocks disagree."""
-        self.is_outvoted = False
-        """Whether more other clocks agree with each other than with this one, so this clock is
-        wrong. Times that it writes (of a sleep, a retry) would delay other processes."""
+    def __init__(self, means: Means, claimed: Claimed, call: Call, journal: Journal) -> None:
+        """Make the run of a handler, which has not started."""
+        record = claimed.record
+        self._means = means
+        self._store = means.tasks
+        self._clock = means.clock
+        self._record = record
+        self._lease = claimed.lease
+        self._time = LeaseTime(means.clock, int(means.config.lease_s * 1000), means.skew_ms)
+        self._time.claimed(record.lease_until_ms)
+        self._due_ms = record.due_ms or 0
+        self._expires_ms = record.expires_ms
+        """The expiry with every wait so far, perhaps not written yet."""
+        self._written_expires_ms = self._expires_ms
+        self._keeping = asyncio.Lock()
+        self._renewing = asyncio.Lock()
+        self._message = record.status_message
+        self._state = claimed.state
+        self._bytes = sum(map(len, [*claimed.journal, *claimed.answers.values()]))
+        self.error: Exception | None = None
+        self.patience = Patience(lambda: call.deadline.is_past, task=str(record.ref))
+        self.run = Run(call, journal, self, self._message)
+        if journal.received:  # an answer ends a wait
+            self.extend_life(self._clock.now_ms())
+        # the store has the initial entries already: answers are read again with their questions
+        self._saved = {_place(entry): entry for entry in journal.entries()}
 
-    async def look(self, store: StoredTasks) -> None:
-        """Write this process's time to the store, and compare it with the latest report of another
-        process.
+    # the time of the task
+
+    @property
+    def end_ms(self) -> int:
+        """Return when the task is ended because it takes too long, in milliseconds since the
+        epoch."""
+        return self._means.life.end_ms(self._record.created_ms, self._expires_ms)
+
+    @property
+    def limit(self) -> str:
+        """Return the setting that limits the task."""
+        return self._means.life.limit(self._record.created_ms, self._expires_ms)
+
+    def extend_life(self, from_ms: int | None = None) -> None:
+        """Keep the task after a wait until `from_ms`, by default until the end of the waits in the
+        journal. The next write extends the row."""
+        if from_ms is None:
+            from_ms = waits_until_ms(self.run.journal.entries())
+        self._expires_ms = self._means.life.extended_ms(
+            self._record.created_ms, self._expires_ms, from_ms
+        )
+
+    @property
+    def later_expires_ms(self) -> int | None:
+        """Return the expiry if the record has an earlier one, otherwise `None`."""
+        return self._expires_ms if self._expires_ms > self._written_expires_ms else None
+
+    # for the engine
+
+    async def admit(self) -> None:
+        """Return once a step may begin.
 
         Raises:
-            Unavailable: the store cannot be reached.
+            Suspend: the lease is lost, or the store cannot confirm it.
         """
-        self._notice_jump()
-        before = await store.tell_time(self._said())
-        self._notice_jump()
-        self._is_unsure = False
-        if before is not None:
-            self._hear(json.decode(before))
-        self._told_ms = self._last.monotonic_ms
-        self._judge()
+        if self._time.lets_begin:
+            return
+        try:
+            await self.patience.attempt("renewing a lease", self._renew_in_time)
+        except Exception as error:
+            self._stop_with(error)
+
+    async def checkpoint(self, *entries: Entry) -> None:
+        """Return once these entries and everything unwritten before them are durable.
+
+        The engine calls this method in an asyncio task of its own, so cancelling the handler does
+        not interrupt it.
+
+        Raises:
+            Suspend: the entries cannot be written.
+            NotJson: `ctx.state` has no JSON form.
+            ToolError: the journal exceeds `tasks.max_journal_bytes`.
+        """
+        try:
+            rows = [encode(row(entry)) for entry in entries]
+            self._account(entries, rows)
+            # a failed write may have happened: repeat it before any other write
+            async with self._keeping:
+                added, begun = self._added(rows, entries), Moment.now(self._clock)
+                await self.patience.attempt("a checkpoint", lambda: self._write(added))
+                self._time.renewed(begun)  # any of the attempts may be the one that succeeded
+                self._saved.update((_place(entry), entry) for entry in entries)
+        except NotJson:  # in ctx.state, the handler's own data
+            raise
+        except QuotaExceeded as error:  # the caller's limit, not a fault of the gateway
+            self._stop_with(ToolError(str(error)))
+        except Exception as error:
+            self._stop_with(error)
+
+    def _account(self, entries: Sequence[Entry], rows: Sequence[bytes]) -> None:
+        self._bytes += sum(map(len, rows))
+        most = self._means.config.max_journal_bytes
+        if self._bytes > most:
+            journal = self.run.journal
+            for entry in entries:
+                journal.add(entry)
+            raise ToolError(
+                f"The journal of the task has more than {most} bytes (tasks.max_journal_bytes); "
+                f"the largest entry is {journal.largest()}"
+            )
+
+    async def _write(self, added: Added) -> None:
+        async with self._renewing:
+            await self._extend(added, Moment.now(self._clock))
+        self._state = self._state if added.state is None else added.state
+
+    async def _renew_in_time(self) -> None:
+        """Renew the lease.
+
+        Raises:
+            TimeoutError: too little of the lease was left for a step when the store answered.
+        """
+        await self._renew()
+        if not self._time.lets_begin:
+            raise TimeoutError("the store answered too late to begin a step within the lease")
+
+    # for the heartbeat
+
+    async def attend(self, *, look: bool) -> None:
+        """Renew the lease and write the status message if either is due. End the run if the task
+        was cancelled, taken over, or has expired.
+
+        Args:
+            look: if nothing is due, read the row to check that the lease still holds.
+
+        Raises:
+            Exception: any error of the store.
+        """
+        try:
+            if self._clock.now_ms() >= self._expires_ms and self._means.trust.expires:
+                raise LeaseLost(self._record.ref.id)
+            is_due = self._time.is_half_over or self._time.is_due_soon(self._due_ms)
+            if is_due or self._unwritten_message() is not None:
+                await self._renew()
+            elif look:
+                await self._look()
+        except LeaseLost as error:
+            self.end(error)
+
+    async def _renew(self) -> None:
+        """Extend the lease and write the status message. `ctx.state` is not written, because the
+        handler may be changing it."""
+
+        async def renew() -> None:
+            async with self._renewing:  # the last write decides when the lease ends
+                sent = Moment.now(self._clock)
+                message = self._unwritten_message()
+                await self._extend(
+                    Added(status_message=message, expires_ms=self.later_expires_ms), sent
+                )
+                self._time.renewed(sent)
+
+        await to_its_end(renew())
+
+    async def _extend(self, added: Added, sent: Moment) -> None:
+        """Write `added` and renew the lease in one write."""
+        due_ms = self._time.due_ms(sent, self._due_ms)
+        event = Checkpoint(self._time.until_ms(sent), due_ms, added=added)
+        await self._store.write(self._lease, event, sent.wall_ms)
+        self._due_ms = due_ms or self._due_ms
+        self._written_expires_ms = added.expires_ms or self._written_expires_ms
+        self._message = self._message if added.status_message is None else added.status_message
+
+    async def _look(self) -> None:
+        record = await self._store.read(self._record.ref, self._clock.now_ms())
+        if (
+            record is None
+            or record.status is not Status.WORKING
+            or record.fence != self._lease.fence
+        ):
+            raise LeaseLost(self._record.ref.id)
+
+    # the end of the run
 
     @property
-    def acts(self) -> bool:
-        """Return whether this process may act on leases that seem to have lapsed."""
-        self._notice_jump()
-        is_time = self._last.monotonic_ms >= self._acts_from_ms
-        return is_time and self.trouble is None and not self._is_unsure
+    def is_lost(self) -> bool:
+        """Return whether another worker has the task, or the task has ended."""
+        return isinstance(self.error, LeaseLost)
 
-    @property
-    def expires(self) -> bool:
-        """Return whether this process may end tasks that seem to have expired."""
-        return self.acts and self._last.monotonic_ms >= self._expires_from_ms
+    def end(self, error: Exception) -> None:
+        """End the run with an error that its handler cannot catch, at its next call of the
+        context."""
+        is_lost = isinstance(error, LeaseLost)
+        if is_lost or self.error is None:
+            self.error = error
+        self.run.stop(Stop.LOST if is_lost else Stop.FAULT)
 
-    def take_set_back(self) -> int:
-        """Return the milliseconds by which times in rows may wrongly lie in the future, and reset
-        the value; 0 if none do."""
-        set_back_ms, self._set_back_ms = self._set_back_ms, 0
-        return set_back_ms
+    def _stop_with(self, error: Exception) -> NoReturn:
+        self.end(error)
+        raise Suspend from None
 
-    def _notice_jump(self) -> None:
-        now, before = Moment.now(self._clock), self._last
-        expected_ms = before.wall_ms + round(now.monotonic_ms - before.monotonic_ms)
-        jumped_ms = now.wall_ms - expected_ms
-        self._last = now
-        if abs(jumped_ms) <= self._tolerance_ms:
-            return
-        self._others.clear()
-        self._acts_from_ms = self._expires_from_ms = now.monotonic_ms + self._pause_ms
-        if jumped_ms > 0:
-            self._expires_from_ms = now.monotonic_ms + HOLD_MS
-        self._set_back_ms = max(self._set_back_ms, -jumped_ms)
-        fields = {"from": iso(expected_ms), "to": iso(now.wall_ms)}
-        log.error("the clock was set", extra={"fields": fields})
+    # the end of the turn
 
-    def _said(self) -> bytes:
-        """Return this process's report for the store."""
-        heard = [(name, other.ahead_ms) for name, other in self._others.items() if other.directly]
-        ahead_ms = dict(heard[-RELAYED:])
-        return json.encode({"by": self._me, "now_ms": self._last.wall_ms, "ahead_ms": ahead_ms})
+    async def last_with_rest(self, make_event: Callable[[Added], UnderLease]) -> None:
+        """Write the event that ends the turn, with everything that the run has not written yet:
+        questions, sleeps, answers that it read, state, status message. A running checkpoint ends
+        first, so that its entries are not written twice."""
 
-    def _hear(self, report: Mapping[str, Any]) -> None:
-        """Record the report of another process."""
-        name, now = report["by"], self._last
-        if name == self._me:
-            return
-        ahead_ms: int = report["now_ms"] - now.wall_ms
-        if self._told_ms is None and ahead_ms < -self._tolerance_ms:
-            self._is_unsure = True
-            self._expires_from_ms = now.monotonic_ms + HEARD_MS
-            return
-        if self._told_ms is not None and ahead_ms < 0:
-            ahead_ms = min(0, ahead_ms + round(now.monotonic_ms - self._told_ms))
-        for other, further_ms in report["ahead_ms"].items():
-            if other != self._me:
-                heard = _Heard(ahead_ms + further_ms, now.monotonic_ms, directly=False)
-                self._others[other] = heard
-        self._others.pop(name, None)  # re-insert, to order by time of report
-        self._others[name] = _Heard(ahead_ms, now.monotonic_ms)
-        if ahead_ms > self._tolerance_ms:
-            self._set_back_ms = max(self._set_back_ms, ahead_ms)
+        async def when_kept() -> None:
+            async with self._keeping:
+                entries = self.run.journal.entries()
+                unwritten = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
+                rest = self._added([encode(row(entry)) for entry in unwritten], unwritten)
+                await self.last(make_event(rest))
 
-    def _agreeing(self, ahead_ms: int, others_ms: Sequence[int]) -> int:
-        return sum(abs(other_ms - ahead_ms) <= self._tolerance_ms for other_ms in others_ms)
+        await to_its_end(when_kept())
 
-    def _judge(self) -> None:
-        since_ms = self._last.monotonic_ms - HEARD_MS
-        heard = {name: report for name, report in self._others.items() if report.at_ms >= since_ms}
-        self._others = heard
-        against = [
-            report.ahead_ms
-            for report in heard.values()
-            if abs(report.ahead_ms) > self._tolerance_ms
-        ]
-        with_me = 1 + len(heard) - len(against)
-        self.is_outvoted = any(self._agreeing(report, against) > with_me for report in against)
-        if not against or len(against) < with_me:
-            if self.trouble is not None:
-                log.info("the clock is trusted again")
-            self.trouble = None
-            return
-        here = iso(self._last.wall_ms)
-        elsewhere = iso(self._last.wall_ms + max(against, key=abs))
-        if self.trouble is None:
-            fields = {"here": here, "elsewhere": elsewhere}
-            log.error("the clock is not trusted", extra={"fields": fields})
-        self.trouble = (
-            f"the clock of this process shows {here}, the clock of another process on the same store"
-            f" {elsewhere}: this process ends, resends and takes over no task; correct the clocks"
+    async def last(self, event: UnderLease) -> None:
+        """Write the event that ends the turn, or raise as `Patience.attempt` does."""
+
+        async def write() -> None:
+            await self._store.write(self._lease, event, self._clock.now_ms())
+
+        await to_its_end(self.patience.attempt("the last write of a turn", write))
+
+    def unwritten_journal(self) -> list[bytes] | None:
+        """Return the whole journal if it has unwritten entries; otherwise `None`."""
+        entries = list(self.run.journal.entries())
+        if all(self._saved.get(_place(entry)) == entry for entry in entries):
+            return None
+        return [encode(row(entry)) for entry in entries]
+
+    def _added(self, rows: Sequence[bytes], entries: Sequence[Entry]) -> Added:
+        state = encode(plain(self.run.journal.state, "ctx.state"))
+        return Added(
+            entries=rows,
+            state=state if state != self._state else None,
+            status_message=self._unwritten_message(),
+            expires_ms=self.later_expires_ms,
+            events=[
+                Mark(entry.name, entry.until_ms)
+                for entry in entries
+                if isinstance(entry, Opened) and entry.outcome is None
+            ],
         )
+
+    def _unwritten_message(self) -> str | None:
+        """Return the handler's status message, or `None` if the record already has it. Lone
+        surrogates, as in some file names, are replaced."""
+        message = self.run.message
+        shown = None if message is None else message.encode(errors="replace").decode()
+        return shown if shown != self._message else None
+
+
+_QUESTIONS: Final = (Asked, Answered, Unanswered)
+
+
+def _place(entry: Entry) -> tuple[bool, str]:
+    """Return whether an entry belongs to a question, and its key. The journal holds one entry for
+    each such pair."""
+    return isinstance(entry, _QUESTIONS), entry.key

@@ -1,6 +1,6 @@
 """The life of a task as a pure function: a record and an event give the next record, or a refusal.
 
-    apply(record, event, now_ms) -> Next(changes, puts, drops, result, message_ms) | Refused(reason)
+    apply(record, event, now_ms) -> Next(before, after, puts, drops, result, message_ms) | Refused(result)
 
 The module does no I/O. `roundgate.tasks.stored` reads a record, calls `apply`, swaps, calls `apply`
 again if another process was first, and sends the message that `Next` requires. The states
@@ -53,7 +53,7 @@ If the worker died before it moved the task, the sweep notices this when it post
 hidden from the client, until the task asks again or is released, because it may ask the same ones:
 until then an answer is refused as `LATER`.
 
-**External events.** The record has a mark for each event of the task (`events.Mark`). An entry that
+**External events.** The record has a mark for each event of the task (`storage.Mark`). An entry that
 opens an event adds its mark; `Deliver` stores the payload beside the record, once, until the
 event's time is over. Only the machine decides whether a payload came in time: `Deliver` refuses a
 late payload, and the next `Claim` drops the marks of events whose time is over. A payload that
@@ -88,13 +88,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from roundgate.protocol import Event as Step
 from roundgate.protocol import Status, sources, target
-from roundgate.storage import ENDING_OF, Drop, Ending, Part, Put, TaskRecord
+from roundgate.storage import ENDING_OF, Drop, Ending, Mark, Part, Put, TaskRecord
 from roundgate.tasks import events
 from roundgate.tasks.events import (
     KEPT_DELIVERIES,
@@ -102,9 +102,9 @@ from roundgate.tasks.events import (
     Answered,
     Cancelled,
     Created,
+    Decision,
     Delivered,
     Event,
-    Mark,
     NewTask,
     Next,
     No,
@@ -113,10 +113,7 @@ from roundgate.tasks.events import (
     Refused,
     Sending,
     Waited,
-    marks_from_record,
 )
-
-Decision: TypeAlias = Next | Refused
 
 AT_ONCE: Final = 0
 """The delay of a message for a task that can be claimed now."""
@@ -127,6 +124,7 @@ AT_ONCE: Final = 0
 
 def create(task: NewTask) -> Created:
     """Return the first record of a task, its values and the delay of its message."""
+    is_leased = task.lease_until_ms > 0  # as after a first claim with `alone=True`
     record = TaskRecord(
         ref=task.ref,
         tool=task.tool,
@@ -136,26 +134,22 @@ def create(task: NewTask) -> Created:
         updated_ms=task.created_ms,
         expires_ms=task.expires_ms,
         revision=1,
+        fence=int(is_leased),
+        lease_until_ms=task.lease_until_ms,
+        alone=is_leased,
         due_ms=None if task.status.is_terminal else task.due_ms,
         journal_version=task.journal_version,
         cleans_up=task.cleans_up,
         ending=task.ending or ENDING_OF.get(task.status),
         call_id=task.call_id,
-        events=tuple(map(str, task.events)),
+        events=tuple(task.events),
         asked=tuple(task.requests),
-        **({} if not task.lease_until_ms else _leased(task.lease_until_ms)),
     )
     outcome = [] if task.outcome is None else [Put(Part.OUTCOME, task.outcome)]
     work = _work(task.call, task.journal, task.state)
     puts = [*work, *_questions(task.requests), *outcome]
-    is_to_run = record.is_open and not record.asked and not record.lease_until_ms
+    is_to_run = record.is_open and not record.asked and not is_leased
     return Created(record, puts, AT_ONCE if is_to_run else None)
-
-
-def _leased(until_ms: int) -> dict[str, Any]:
-    """Return the fields of a task whose creator runs it. They equal a first claim with
-    `alone=True`."""
-    return {"fence": 1, "lease_until_ms": until_ms, "alone": True}
 
 
 def _questions(requests: Mapping[str, bytes]) -> list[Put]:
@@ -197,10 +191,12 @@ def _answer(record: TaskRecord | None, event: events.Answer, now_ms: int) -> Dec
         return Refused(Answered.LATER)
     outstanding = tuple(key for key in record.asked if key not in event.answers)
     status = target(Step.ANSWER_SOME if outstanding else Step.ANSWER_ALL)
-    works = {} if outstanding else {"due_ms": event.due_ms, "wake_ms": 0}
+    after = _seen(record, replace(record, status=status, asked=outstanding), now_ms)
+    if not outstanding:
+        after = replace(after, due_ms=event.due_ms, wake_ms=0)
     return Next(
         record,
-        {**_seen(record, now_ms), "status": status, "asked": outstanding, **works},
+        after,
         [Put(Part.ANSWER, event.answers[key], key) for key in taken],
         [Drop(Part.REQUEST, key) for key in taken],
         Answered.PARTLY if outstanding else Answered.FULLY,
@@ -224,22 +220,26 @@ def _claim(record: TaskRecord | None, event: events.Claim, now_ms: int) -> Decis
     if record is None or reason is not None:
         return Refused(reason or NotClaimed.GONE)
     has_lapsed = record.lease_until_ms > 0
-    changes: Changes = {
-        "fence": record.fence + 1,
-        "lease_until_ms": event.until_ms,
-        "wake_ms": 0,
-        "suspect": record.suspect or has_lapsed,
-        "deaths": record.deaths + (has_lapsed and record.alone),
-        "alone": event.alone,
-        "resends": 0,
-        "noted": 0,
-    }
+    after = replace(
+        record,
+        fence=record.fence + 1,
+        lease_until_ms=event.until_ms,
+        wake_ms=0,
+        suspect=record.suspect or has_lapsed,
+        deaths=record.deaths + (has_lapsed and record.alone),
+        alone=event.alone,
+        resends=0,
+        noted=0,
+        events=_without_closed(record.events, now_ms),
+    )
     if record.due_ms is None or record.due_ms > event.due_ms:
-        changes |= _moved(event.due_ms)
-    marks = marks_from_record(record)
-    if over := [mark for mark in marks if mark.digest is None and not mark.is_open(now_ms)]:
-        changes["events"] = _texts([mark for mark in marks if mark not in over])
-    return Next(record, changes)
+        after = _moved(after, event.due_ms)
+    return Next(record, after)
+
+
+def _without_closed(marks: Sequence[Mark], now_ms: int) -> tuple[Mark, ...]:
+    """Return the events that were delivered, or can be."""
+    return tuple(mark for mark in marks if mark.digest is not None or mark.is_open(now_ms))
 
 
 def _why_not(record: TaskRecord | None, event: events.Claim, now_ms: int) -> NotClaimed | None:
@@ -268,106 +268,102 @@ def holds(record: TaskRecord, fence: int) -> bool:
 def _checkpoint(record: TaskRecord, event: events.Checkpoint, now_ms: int) -> Decision:
     if event.added.entries and event.number <= record.noted:
         return Refused(No.HAPPENED)
-    changes, puts = _added(record, event.added, event.number, now_ms)
+    after, puts = _added(record, event.added, event.number, now_ms)
     if event.added.entries:
-        changes |= _PROGRESS
+        after = _progressed(after)
     if event.until_ms is not None:
-        changes["lease_until_ms"] = event.until_ms
+        after = replace(after, lease_until_ms=event.until_ms)
     if event.due_ms is not None:
-        changes |= _moved(event.due_ms)
-    return Next(record, changes, puts)
+        after = _moved(after, event.due_ms)
+    return Next(record, after, puts)
 
 
 def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision:
-    changes, puts = _added(record, event.added, event.number, now_ms)
-    expires_ms = changes.get("expires_ms", record.expires_ms)
-    changes |= {**_PROGRESS, "lease_until_ms": 0, "unsent": False, "asked": tuple(event.requests)}
-    waited = _wait(record, changes, event.awaits, now_ms)
+    after, puts = _added(record, event.added, event.number, now_ms)
+    after = replace(_progressed(after), lease_until_ms=0, unsent=False, asked=tuple(event.requests))
+    after, waited = _wait(after, event.awaits, now_ms)
     message_ms = None
     if waited is Waited.READY:
-        changes |= {"wake_ms": 0, "due_ms": event.ready_ms}
+        after = replace(after, wake_ms=0, due_ms=event.ready_ms)
         message_ms = AT_ONCE
     else:
-        changes |= {
-            **_seen(record, now_ms),
-            "status": target(Step.ASK),
-            "wake_ms": event.wake_ms,
-            "due_ms": min(expires_ms, event.wake_ms or expires_ms),
-        }
+        due_ms = min(after.expires_ms, event.wake_ms or after.expires_ms)
+        asks = replace(after, status=target(Step.ASK), wake_ms=event.wake_ms, due_ms=due_ms)
+        after = _seen(record, asks, now_ms)
     puts = [*puts, *_questions(event.requests)]
-    return Next(record, changes, puts, _no_questions(record), waited, message_ms)
+    return Next(record, after, puts, _no_questions(record), waited, message_ms)
 
 
 def _release(record: TaskRecord, event: events.Release, now_ms: int) -> Decision:
-    changes, puts = _added(record, event.added, event.number, now_ms)
-    waited = _wait(record, changes, event.awaits, now_ms)
+    after, puts = _added(record, event.added, event.number, now_ms)
+    after, waited = _wait(after, event.awaits, now_ms)
     is_ready = waited is Waited.READY
     wake_ms, due_ms = (0, event.ready_ms) if is_ready else (event.wake_ms, event.due_ms)
     message_ms = _message_ms(wake_ms, due_ms, now_ms)
-    if wake_ms and "expires_ms" in changes:
-        changes |= _seen(record, now_ms)
-    changes |= {
-        **_free_until(max(0, wake_ms - event.early_ms), due_ms, message_ms),
-        "attempts": event.attempts,
-        "declined_ms": event.declined_ms,
-    }
+    if wake_ms and event.added.expires_ms is not None:
+        after = _seen(record, after, now_ms)
+    after = replace(
+        _free_until(after, max(0, wake_ms - event.early_ms), due_ms, message_ms),
+        attempts=event.attempts,
+        declined_ms=event.declined_ms,
+    )
     if event.keeps_blame:  # after a fault, the next turn may still ask the previous questions
-        return Next(record, changes, puts, message_ms=message_ms)
-    changes |= {**_NO_BLAME, "asked": ()}
-    return Next(record, changes, puts, _no_questions(record), waited, message_ms)
+        return Next(record, after, puts, message_ms=message_ms)
+    after = replace(after, deaths=0, suspect=False, asked=())
+    return Next(record, after, puts, _no_questions(record), waited, message_ms)
 
 
 def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision:
-    changes = {
-        **_PROGRESS,
-        "lease_until_ms": 0,
-        "wake_ms": 0,
-        "due_ms": event.due_ms,
-        "unsent": False,
-        "journal_version": event.journal_version,
-        "expires_ms": event.expires_ms or record.expires_ms,
-        "asked": (),
-        "events": (),
-    }
+    after = replace(
+        _progressed(record),
+        lease_until_ms=0,
+        wake_ms=0,
+        due_ms=event.due_ms,
+        unsent=False,
+        journal_version=event.journal_version,
+        expires_ms=event.expires_ms or record.expires_ms,
+        asked=(),
+        events=(),
+    )
     drops = [Drop(Part.JOURNAL), Drop(Part.ANSWER), *_no_questions(record)]
     work = _work(event.call, event.journal, event.state)
-    return Next(record, changes, work, drops, message_ms=AT_ONCE)
+    return Next(record, after, work, drops, message_ms=AT_ONCE)
 
 
 def _park(record: TaskRecord, event: events.Park, now_ms: int) -> Decision:
-    changes, _ = _added(record, Added(status_message=event.status_message), 0, now_ms)
-    _wait(record, changes, (), now_ms)
+    after, _ = _added(record, Added(status_message=event.status_message), 0, now_ms)
+    after, _ = _wait(after, (), now_ms)
     end_ms = record.expires_ms
-    return Next(record, {**changes, "lease_until_ms": 0, "wake_ms": end_ms, "due_ms": end_ms})
+    return Next(record, replace(after, lease_until_ms=0, wake_ms=end_ms, due_ms=end_ms))
 
 
 def _finish(record: TaskRecord, event: events.Finish, now_ms: int) -> Decision:
-    changes = _ended(record, event.status, event.status_message, now_ms)
-    if event.ending is not None:
-        changes["ending"] = event.ending
-    if event.failed_steps:
-        changes["failed_steps"] = tuple(event.failed_steps)
+    after = _ended(record, event.status, event.status_message, now_ms)
+    after = replace(
+        after,
+        ending=event.ending or after.ending,
+        failed_steps=tuple(event.failed_steps) or record.failed_steps,
+        expires_ms=record.expires_ms if event.expires_ms is None else event.expires_ms,
+    )
     message_ms = None
-    if event.expires_ms is not None:
-        changes["expires_ms"] = event.expires_ms
     if event.cleanup_due_ms is not None:
-        changes |= _to_clean_up(event.cleanup_due_ms)
+        after = _to_clean_up(after, event.cleanup_due_ms)
         message_ms = AT_ONCE
     outcome = [] if event.outcome is None else [Put(Part.OUTCOME, event.outcome)]
-    return Next(record, changes, outcome, _no_questions(record), message_ms=message_ms)
+    return Next(record, after, outcome, _no_questions(record), message_ms=message_ms)
 
 
 def _let_go(record: TaskRecord, event: events.LetGo, now_ms: int) -> Decision:
     if record.expires_ms <= now_ms:
         return Refused(No.LEASE_LOST)
-    changes = {
-        "lease_until_ms": 0,
-        "wake_ms": 0,
-        "suspect": record.suspect or event.blame,
-        "deaths": record.deaths + (event.blame and record.alone),
-        **_moved(event.due_ms),
-    }
-    return Next(record, changes, message_ms=_message_ms(0, event.due_ms, now_ms))
+    after = replace(
+        _moved(record, event.due_ms),
+        lease_until_ms=0,
+        wake_ms=0,
+        suspect=record.suspect or event.blame,
+        deaths=record.deaths + (event.blame and record.alone),
+    )
+    return Next(record, after, message_ms=_message_ms(0, event.due_ms, now_ms))
 
 
 # Events of a cleanup
@@ -378,27 +374,27 @@ def _claim_cleanup(record: TaskRecord | None, event: events.ClaimCleanup, now_ms
         return Refused(No.NOT_NOW)
     if record.lease_until_ms > event.lapsed_ms and record.fence != event.fence:
         return Refused(No.NOT_NOW)
-    changes = {
-        "fence": record.fence + 1,
-        "lease_until_ms": event.until_ms,
-        "wake_ms": 0,
-        "attempts": record.attempts + 1,
-        "resends": 0,
-        **_moved(event.due_ms),
-    }
+    after = replace(
+        _moved(record, event.due_ms),
+        fence=record.fence + 1,
+        lease_until_ms=event.until_ms,
+        wake_ms=0,
+        attempts=record.attempts + 1,
+        resends=0,
+    )
     if event.journal is None:
-        return Next(record, changes)
-    return Next(record, changes, _entries(event.journal), [Drop(Part.JOURNAL)])
+        return Next(record, after)
+    return Next(record, after, _entries(event.journal), [Drop(Part.JOURNAL)])
 
 
 def _postpone_cleanup(record: TaskRecord, event: events.PostponeCleanup, now_ms: int) -> Decision:
     message_ms = _message_ms(event.wake_ms, event.due_ms, now_ms)
-    changes = _free_until(event.wake_ms, event.due_ms, message_ms)
-    return Next(record, changes, message_ms=message_ms)
+    after = _free_until(record, event.wake_ms, event.due_ms, message_ms)
+    return Next(record, after, message_ms=message_ms)
 
 
 def _end_cleanup(record: TaskRecord, event: events.EndCleanup, now_ms: int) -> Decision:
-    return Next(record, {"lease_until_ms": 0, "wake_ms": 0, **_NOT_DUE})
+    return Next(record, replace(_not_due(record), lease_until_ms=0, wake_ms=0))
 
 
 # Events of the sweep
@@ -409,9 +405,9 @@ def _go_on(record: TaskRecord | None, event: events.GoOn, now_ms: int) -> Decisi
         return Refused(No.NOT_NOW)
     if not 0 < record.wake_ms <= now_ms:
         return Refused(No.NOT_NOW)
-    working = {"status": target(Step.GO_ON), "wake_ms": 0, "due_ms": event.due_ms}
-    changes = {**_seen(record, now_ms), **working, "unsent": False}
-    return Next(record, changes, message_ms=AT_ONCE)
+    status = target(Step.GO_ON)
+    after = replace(record, status=status, wake_ms=0, due_ms=event.due_ms, unsent=False)
+    return Next(record, _seen(record, after, now_ms), message_ms=AT_ONCE)
 
 
 def _postpone(record: TaskRecord | None, event: events.Postpone, now_ms: int) -> Decision:
@@ -419,14 +415,14 @@ def _postpone(record: TaskRecord | None, event: events.Postpone, now_ms: int) ->
         return Refused(Postponed.MISSED)
     until_ms = record.lease_until_ms
     if until_ms > now_ms - event.skew_ms:
-        return Next(record, _moved(until_ms + event.skew_ms), result=Postponed.HELD)
+        return Next(record, _moved(record, until_ms + event.skew_ms), result=Postponed.HELD)
     result = Postponed.LAPSED if until_ms > 0 else Postponed.MOVED
     sends = event.sending is Sending.NEEDED
     if event.sending is Sending.DOUBTED:
         sends = result is Postponed.LAPSED
     unsent = event.sending is Sending.LEFT
-    moved = {"due_ms": event.due_ms, "resends": event.resends, "unsent": unsent}
-    return Next(record, moved, result=result, message_ms=AT_ONCE if sends else None)
+    after = replace(record, due_ms=event.due_ms, resends=event.resends, unsent=unsent)
+    return Next(record, after, result=result, message_ms=AT_ONCE if sends else None)
 
 
 def _expire(record: TaskRecord | None, event: events.Expire, now_ms: int) -> Decision:
@@ -441,8 +437,7 @@ def _expire(record: TaskRecord | None, event: events.Expire, now_ms: int) -> Dec
 def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> Decision:
     if record is None:
         return Refused(Delivered.UNKNOWN_TASK)
-    marks = marks_from_record(record)
-    mark = next((mark for mark in marks if mark.name == event.name), None)
+    mark = next((mark for mark in record.events if mark.name == event.name), None)
     if mark is None:
         return Refused(Delivered.CLOSED)
     if mark.digest is not None:
@@ -451,16 +446,16 @@ def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> D
     if is_over or not (record.is_open or _may_be_retried(record)):
         return Refused(Delivered.CLOSED)
     delivered = replace(mark, is_awaited=False, digest=event.digest)
-    marks_after = [delivered if other is mark else other for other in marks]
-    changes: Changes = {"events": _texts(marks_after)}
+    marks = tuple(delivered if other is mark else other for other in record.events)
+    after = replace(record, events=marks)
     wakes = mark.is_awaited and record.is_open and record.lease_until_ms == 0
     if wakes:
-        changes |= {"wake_ms": 0, "due_ms": event.due_ms, "unsent": False}
+        after = replace(after, wake_ms=0, due_ms=event.due_ms, unsent=False)
         if record.status in sources(Step.GO_ON):
-            changes |= {**_seen(record, now_ms), "status": target(Step.GO_ON)}
+            after = _seen(record, replace(after, status=target(Step.GO_ON)), now_ms)
     payload = Put(Part.ANSWER, event.payload, event.name)
     result, message_ms = (Delivered.WAKES, AT_ONCE) if wakes else (Delivered.KEPT, None)
-    return Next(record, changes, [payload], (), result, message_ms)
+    return Next(record, after, [payload], (), result, message_ms)
 
 
 # Events of the operator
@@ -470,7 +465,7 @@ def is_parked(record: TaskRecord) -> bool:
     """Return whether a task waits for its operator: it sleeps until its end, and awaits no external
     event."""
     is_asleep = record.status in sources(Step.RUN) and record.wake_ms >= record.expires_ms
-    return is_asleep and not any(mark.is_awaited for mark in marks_from_record(record))
+    return is_asleep and not any(mark.is_awaited for mark in record.events)
 
 
 def _rewind(record: TaskRecord | None, event: events.Rewind, now_ms: int) -> Decision:
@@ -478,10 +473,10 @@ def _rewind(record: TaskRecord | None, event: events.Rewind, now_ms: int) -> Dec
         return Refused(No.NOT_NOW)
     if event.fence != record.fence or tuple(event.seen) != tuple(record.events):
         return Refused(No.NOT_NOW)
-    changes = {**_taken(record, event.due_ms), "asked": (), "events": _texts(event.events)}
+    after = replace(_taken(record, event.due_ms), asked=(), events=tuple(event.events))
     drops = [Drop(Part.JOURNAL), Drop(Part.ANSWER), *_no_questions(record)]
     puts = [Put(Part.CALL, event.call), *_entries(event.journal)]
-    return Next(record, changes, puts, drops, message_ms=AT_ONCE)
+    return Next(record, after, puts, drops, message_ms=AT_ONCE)
 
 
 def _requeue(record: TaskRecord | None, event: events.Requeue, now_ms: int) -> Decision:
@@ -492,17 +487,17 @@ def _requeue(record: TaskRecord | None, event: events.Requeue, now_ms: int) -> D
     return Next(record, _taken(record, event.due_ms), message_ms=AT_ONCE)
 
 
-def _taken(record: TaskRecord, due_ms: int) -> Changes:
-    """Return the changes that take a task from its worker."""
-    return {
-        **_PROGRESS,
-        "fence": record.fence + 1,
-        "lease_until_ms": 0,
-        "wake_ms": 0,
-        "due_ms": due_ms,
-        "resends": 0,
-        "unsent": False,
-    }
+def _taken(record: TaskRecord, due_ms: int) -> TaskRecord:
+    """Return a task that was taken from its worker."""
+    return replace(
+        _progressed(record),
+        fence=record.fence + 1,
+        lease_until_ms=0,
+        wake_ms=0,
+        due_ms=due_ms,
+        resends=0,
+        unsent=False,
+    )
 
 
 def _may_be_retried(record: TaskRecord) -> bool:
@@ -512,7 +507,7 @@ def _may_be_retried(record: TaskRecord) -> bool:
 def _note_retry(record: TaskRecord | None, event: events.NoteRetry, now_ms: int) -> Decision:
     if record is None or not _may_be_retried(record):
         return Refused(No.NOT_NOW)
-    return Next(record, {"retried_as": event.as_id})
+    return Next(record, replace(record, retried_as=event.as_id))
 
 
 def may_purge(record: TaskRecord, now_ms: int) -> bool:
@@ -522,15 +517,9 @@ def may_purge(record: TaskRecord, now_ms: int) -> bool:
 
 # Changes that several events share
 
-Changes: TypeAlias = dict[str, Any]
 
-_NO_BLAME: Final[Mapping[str, Any]] = MappingProxyType({"deaths": 0, "suspect": False})
-_PROGRESS: Final[Mapping[str, Any]] = MappingProxyType(
-    {**_NO_BLAME, "attempts": 0, "declined_ms": 0}
-)
-_NOT_DUE: Final[Mapping[str, Any]] = MappingProxyType(
-    {"due_ms": None, "unsent": False, "cleans_up": False}
-)
+def _progressed(record: TaskRecord) -> TaskRecord:
+    return replace(record, deaths=0, suspect=False, attempts=0, declined_ms=0)
 
 
 def _message_ms(wake_ms: int, due_ms: int, now_ms: int) -> int | None:
@@ -540,88 +529,87 @@ def _message_ms(wake_ms: int, due_ms: int, now_ms: int) -> int | None:
     return None if due_ms <= begins_ms else begins_ms - now_ms
 
 
-def _seen(record: TaskRecord, now_ms: int) -> Changes:
-    """Return the changes that mark a record as changed for its client."""
-    return {"updated_ms": now_ms, "revision": record.revision + 1}
+def _seen(before: TaskRecord, after: TaskRecord, now_ms: int) -> TaskRecord:
+    """Return `after`, marked as changed for its client since `before`."""
+    return replace(after, updated_ms=now_ms, revision=before.revision + 1)
 
 
-def _moved(due_ms: int) -> Changes:
-    """Return the changes that move the due time without a message."""
-    return {"due_ms": due_ms, "unsent": True}
+def _moved(record: TaskRecord, due_ms: int) -> TaskRecord:
+    """Move the due time without a message."""
+    return replace(record, due_ms=due_ms, unsent=True)
 
 
-def _free_until(wake_ms: int, due_ms: int, message_ms: int | None) -> Changes:
+def _free_until(
+    record: TaskRecord, wake_ms: int, due_ms: int, message_ms: int | None
+) -> TaskRecord:
     unsent = message_ms is None
-    return {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
+    return replace(record, lease_until_ms=0, wake_ms=wake_ms, due_ms=due_ms, unsent=unsent)
 
 
-def _added(record: TaskRecord, added: Added, number: int, now_ms: int) -> tuple[Changes, list[Put]]:
-    """Return the changes and puts for the additions of an event. Entries with a noted number are
-    stored already and are not added again."""
-    changes: Changes = {}
-    puts = []
+def _added(
+    record: TaskRecord, added: Added, number: int, now_ms: int
+) -> tuple[TaskRecord, list[Put]]:
+    """Return the record after the additions of an event, and their puts. Entries with a noted
+    number are stored already and are not added again."""
+    after, puts = record, []
     if added.entries and number > record.noted:
-        changes["noted"], puts = number, _entries(added.entries)
-        names = {mark.name for mark in marks_from_record(record)}
-        if opened := [mark for mark in added.events if mark.name not in names]:
-            changes["events"] = _bounded([*marks_from_record(record), *opened])
+        puts = _entries(added.entries)
+        names = {mark.name for mark in record.events}
+        opened = [mark for mark in added.events if mark.name not in names]
+        marks = _bounded([*record.events, *opened]) if opened else record.events
+        after = replace(after, noted=number, events=marks)
     if added.state is not None:
         puts.append(Put(Part.STATE, added.state))
     if added.status_message is not None and added.status_message != record.status_message:
-        changes |= {**_seen(record, now_ms), "status_message": added.status_message}
+        after = _seen(record, replace(after, status_message=added.status_message), now_ms)
     if added.expires_ms is not None:
-        changes["expires_ms"] = added.expires_ms
-    return changes, puts
+        after = replace(after, expires_ms=added.expires_ms)
+    return after, puts
 
 
-def _texts(marks: Sequence[Mark]) -> tuple[str, ...]:
-    return tuple(map(str, marks))
-
-
-def _bounded(marks: Sequence[Mark]) -> tuple[str, ...]:
-    """Return the marks as texts, without the oldest delivered events beyond `KEPT_DELIVERIES`."""
+def _bounded(marks: Sequence[Mark]) -> tuple[Mark, ...]:
+    """Return the marks without the oldest delivered events beyond `KEPT_DELIVERIES`."""
     delivered = [mark for mark in marks if mark.digest is not None]
     forgotten = delivered[: max(0, len(delivered) - KEPT_DELIVERIES)]
-    return _texts([mark for mark in marks if mark not in forgotten])
+    return tuple(mark for mark in marks if mark not in forgotten)
 
 
 def _wait(
-    record: TaskRecord, changes: Changes, awaits: Collection[str], now_ms: int
-) -> Waited | None:
-    """Record in `changes` the events that the task awaits. If one of them was delivered or closed,
-    record none and return `READY`; otherwise return `None`."""
-    texts = changes.get("events", record.events)
-    if not texts:
-        return Waited.READY if awaits else None
-    marks = [Mark.parse(text) for text in texts]
-    is_ready = not {mark.name for mark in marks if mark.is_open(now_ms)}.issuperset(awaits)
+    record: TaskRecord, awaits: Collection[str], now_ms: int
+) -> tuple[TaskRecord, Waited | None]:
+    """Return the record with the events that the task awaits. If one of them was delivered or
+    closed, the task awaits none and the result is `READY`."""
+    open_names = {mark.name for mark in record.events if mark.is_open(now_ms)}
+    is_ready = not open_names.issuperset(awaits)
     awaited = frozenset[str]() if is_ready else frozenset(awaits)
-    waiting = _texts([replace(mark, is_awaited=mark.name in awaited) for mark in marks])
-    if waiting != record.events:
-        changes["events"] = waiting
-    return Waited.READY if is_ready else None
+    marks = tuple(replace(mark, is_awaited=mark.name in awaited) for mark in record.events)
+    return replace(record, events=marks), Waited.READY if is_ready else None
 
 
 def _no_questions(record: TaskRecord) -> list[Drop]:
     return [Drop(Part.REQUEST)] if record.asked else []
 
 
-def _ended(record: TaskRecord, status: Status, message: str | None, now_ms: int) -> Changes:
-    """Return the changes of a terminal task: no due time, no questions, no lease."""
-    return {
-        **_seen(record, now_ms),
-        **_NOT_DUE,
-        "status": status,
-        "status_message": message,
-        "ending": ENDING_OF[status],
-        "lease_until_ms": 0,
-        "wake_ms": 0,
-        "asked": (),
-    }
+def _not_due(record: TaskRecord) -> TaskRecord:
+    return replace(record, due_ms=None, unsent=False, cleans_up=False)
 
 
-def _to_clean_up(due_ms: int) -> Changes:
-    return {"cleans_up": True, "due_ms": due_ms, "attempts": 0, "resends": 0}
+def _ended(record: TaskRecord, status: Status, message: str | None, now_ms: int) -> TaskRecord:
+    """Return a terminal task: no due time, no questions, no lease."""
+    after = replace(
+        _not_due(record),
+        status=status,
+        status_message=message,
+        ending=ENDING_OF[status],
+        lease_until_ms=0,
+        wake_ms=0,
+        asked=(),
+    )
+    return _seen(record, after, now_ms)
+
+
+def _to_clean_up(record: TaskRecord, due_ms: int) -> TaskRecord:
+    return replace(record, cleans_up=True, due_ms=due_ms, attempts=0, resends=0)
 
 
 def _end_early(record: TaskRecord, step: Step, message: str, now_ms: int, due_ms: int) -> Next:
@@ -630,8 +618,8 @@ def _end_early(record: TaskRecord, step: Step, message: str, now_ms: int, due_ms
     over, drops = _ended(record, target(step), message, now_ms), _no_questions(record)
     if not record.cleans_up:
         return Next(record, over, (), drops, Cancelled.OVER)
-    changes = {**over, **_to_clean_up(due_ms), "lease_until_ms": record.lease_until_ms}
-    return Next(record, changes, (), drops, Cancelled.CLEAN_UP, AT_ONCE)
+    after = replace(_to_clean_up(over, due_ms), lease_until_ms=record.lease_until_ms)
+    return Next(record, after, (), drops, Cancelled.CLEAN_UP, AT_ONCE)
 
 
 # The table
@@ -665,10 +653,14 @@ _HANDLERS: Final[Mapping[type, Callable[[Any, Any, int], Decision]]] = MappingPr
 def apply(record: TaskRecord | None, event: Event, now_ms: int) -> Decision:
     """Return the changes that an event makes to a task, or the refusal. `record` is `None` for an
     unknown task."""
-    is_refused = False
-    if isinstance(event, events.UnderLease):
-        is_refused = record is None or not holds(record, event.fence)
-    elif isinstance(event, events.Cleaning):
-        is_ours = record is not None and record.fence == event.fence
-        is_refused = record is None or not is_ours or not record.is_to_clean_up
-    return Refused(No.LEASE_LOST) if is_refused else _HANDLERS[type(event)](record, event, now_ms)
+    if isinstance(event, events.UnderLease) and not _may_write(record, event):
+        return Refused(No.LEASE_LOST)
+    return _HANDLERS[type(event)](record, event, now_ms)
+
+
+def _may_write(record: TaskRecord | None, event: events.UnderLease) -> bool:
+    if record is None:
+        return False
+    if isinstance(event, events.Cleaning):
+        return record.fence == event.fence and record.is_to_clean_up
+    return holds(record, event.fence)

@@ -27,17 +27,18 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.observability.metrics import Metrics, instruments
 from roundgate.settings import TasksConfig
 from roundgate.storage import Message, TaskQueue, TaskRef
+from roundgate.tasks import events
 from roundgate.tasks.events import NotClaimed
-from roundgate.tasks.running import Running
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Turn
 from roundgate.tasks.watchdog import Held, LetGo, Watchdog
 from roundgate.tasks.worker import Worker
 
@@ -456,19 +457,19 @@ def make_watchdog(
 def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock, trail: Trail | None) -> LetGo:
     async def let_go(held: Sequence[Held], guilty: Held | None) -> None:
         store, now_ms = make_store(), clock.now_ms()
-        runs = [running for running in held if isinstance(running, Running)]
+        turns = [turn for turn in held if isinstance(turn, Turn)]
 
-        async def release(running: Running) -> Any:
-            lease = running.carrier.lease
+        async def release(turn: Turn) -> None:
             # if the guilty task is unknown, each task becomes a suspect
-            blame = guilty is None or guilty is running
-            return await store.let_go(lease.ref, lease.fence, now_ms, now_ms, blame=blame)
+            blame = guilty is None or guilty is turn
+            event = events.LetGo(now_ms, blame, fence=turn.lease.fence)
+            await store.apply(turn.ref, event, now_ms)
 
-        await asyncio.gather(*map(release, runs), return_exceptions=True)
+        await asyncio.gather(*map(release, turns), return_exceptions=True)
         await store.aclose()
         if trail is not None:
             # after the release, because the lock of `trail` may belong to the blocked thread
-            for running in runs:
-                trail.record("turn_ended", {**running.ids(), "outcome": "stalled"})
+            for turn in turns:
+                trail.record("turn_ended", {**turn.ids(), "outcome": "stalled"})
 
     return let_go

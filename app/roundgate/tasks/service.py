@@ -26,7 +26,7 @@ from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import Answered, Cancelled, NewTask
+from roundgate.tasks.events import Answer, Answered, Cancel, Cancelled, NewTask
 from roundgate.tasks.life import Life
 from roundgate.tasks.machine import may_lack_message
 from roundgate.tasks.outcome import Ended
@@ -215,7 +215,8 @@ class Tasks:
         until_ms = self.clock.monotonic_ms() + ANSWER_WAIT_S * 1000
         while True:
             now_ms = self.clock.now_ms()
-            answered = await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms))
+            event = Answer(answers, self._due_ms(now_ms))
+            answered = (await self._store.apply(ref, event, now_ms)).result
             if answered is not Answered.LATER:
                 break
             if self.clock.monotonic_ms() >= until_ms:
@@ -263,9 +264,9 @@ class Tasks:
         if ref is None:
             raise TaskNotFound
         now_ms = self.clock.now_ms()
-        due_ms = self._due_ms(now_ms)
-        cancelled = await self._store.cancel(ref, CANCELLED_BY_CLIENT, now_ms, due_ms)
-        if cancelled is Cancelled.UNKNOWN_TASK:
+        event = Cancel(CANCELLED_BY_CLIENT, self._due_ms(now_ms))
+        cancelled = await self._store.apply(ref, event, now_ms)
+        if cancelled.result is Cancelled.UNKNOWN_TASK:
             raise TaskNotFound
 
     def ref(self, principal: Principal, task_id: str) -> TaskRef:

@@ -1,5 +1,5 @@
-"""The stored tasks: each method is one event, decided by `tasks.machine` and stored by
-compare-and-swap.
+"""The stored tasks: each write is an event of `tasks.events`, decided by `tasks.machine` and stored
+by compare-and-swap.
 
     read the record ──▶ apply(record, event, now) ──▶ swap ──▶ send the message, if there is one
                               ▲                        │ another process was first:
@@ -7,11 +7,11 @@ compare-and-swap.
 
 A lost message only causes a delay: the record becomes due, and a sweep finds it.
 
-Writes under a lease need no read, because a `Lease` remembers the record of its last write. Every
-method raises `Unavailable` when the store cannot be reached; the write may or may not have
-happened. The caller may repeat the write under the same lease. A repeated `checkpoint` of the same
-entries happens once and returns. Any other repeated write happens once, or raises `LeaseLost` if
-the first one had happened.
+`apply` is for anybody, `write` for the holder of a lease. It needs no read, because a `Lease`
+remembers the record of its last write. Every method raises `Unavailable` when the store cannot be
+reached; the write may or may not have happened. The caller may repeat the write under the same
+lease. A repeated `Checkpoint` of the same entries happens once and returns. Any other repeated
+write happens once, or raises `LeaseLost` if the first one had happened.
 
 Every value counts towards the account of the task's owner (`roundgate.storage.accounts`) until the
 store forgets the task. A write that exceeds the account raises `QuotaExceeded` and does not happen.
@@ -23,7 +23,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -31,12 +32,10 @@ from msgspec.structs import replace
 from roundgate import json
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.observability.metrics import Metrics
-from roundgate.protocol import Status
 from roundgate.storage import (
     ANY,
     Accounts,
     Change,
-    Ending,
     Found,
     Lost,
     OpenTask,
@@ -53,19 +52,16 @@ from roundgate.storage.accounts import ROW, Reserved
 from roundgate.storage.tasks import FORGET_AFTER_MS
 from roundgate.tasks import events, machine
 from roundgate.tasks.events import (
-    Added,
-    Answered,
-    Cancelled,
-    Delivered,
+    Adding,
+    Claim,
+    ClaimCleanup,
+    Decision,
     Event,
-    Mark,
     NewTask,
     Next,
     No,
-    NotClaimed,
-    Postponed,
     Refused,
-    Sending,
+    UnderLease,
 )
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
@@ -81,8 +77,7 @@ KEEP_MS: Final = 600_000
 """The time in milliseconds for which a hidden task is kept after its end, for a client that resumes
 its stream."""
 
-AddsEntries: TypeAlias = events.Checkpoint | events.Suspend | events.Release
-"""The events that add entries to the journal."""
+E = TypeVar("E", bound=UnderLease)
 
 
 class _Held(Struct):
@@ -166,18 +161,8 @@ class Glimpse(Struct, frozen=True):
         return self.created_ms == other.created_ms and self.revision < other.revision
 
 
-class Move(Struct, frozen=True):
-    """A due task as the sweep read it, and its new due time."""
-
-    task: OpenTask
-    due_ms: int
-    resends: int
-    """The new `TaskRecord.resends`."""
-    sending: Sending = Sending.NEEDED
-
-
 class StoredTasks:
-    """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost.
+    """The tasks in a store.
 
     The other parts of a process reach the store through this class alone, so some methods only
     forward a call. Tests count, delay and interrupt all store calls of a process at this class.
@@ -251,14 +236,14 @@ class StoredTasks:
         """Write a change and notify the listeners of the task. The values of the change count
         towards the account, less `state_bytes` for the state that they replace. If the change
         keeps the task for another day, the `work_bytes` of the task count again."""
-        expires_ms = change.changes.get("expires_ms", change.before.expires_ms)
+        expires_ms = change.after.expires_ms
         is_longer = expires_ms // DAY_MS > change.before.expires_ms // DAY_MS
         size = counted_bytes(change.puts) - state_bytes + (work_bytes if is_longer else 0)
         reserved = await self._reserve(change.before, size, expires_ms)
         swapped = await self.store.swap(change)
         if isinstance(swapped, Lost):
             self._give_back(reserved)
-        elif "revision" in change.changes:
+        elif change.after.revision != change.before.revision:
             if swapped.status is not change.before.status:
                 self._metrics.entered(swapped.tool, swapped.status)
             if change.before.is_open and swapped.ending is not None:
@@ -269,19 +254,21 @@ class StoredTasks:
                 changed()
         return swapped
 
-    async def _apply(
-        self, ref: TaskRef, event: Event, now_ms: int, known: TaskRecord | None = None
-    ) -> Next | Refused:
+    async def apply(self, ref: TaskRef, event: Event, now_ms: int) -> Decision:
         """Apply an event and return the decision. If it is a `Next`, the change has been written
         and its message sent."""
-        decision = await self._write(known or await self.store.head(ref), event, now_ms)
+        decision = await self._write(await self.store.head(ref), event, now_ms)
         if isinstance(decision, Next) and decision.message_ms is not None:
             await self.send(ref, decision.message_ms)
+        if self.trail is not None and isinstance(event, events.Deliver):
+            payload = self.trail.digest(json.decode(event.payload))
+            facts = {"task": str(ref), "name": event.name, "outcome": str(decision.result)}
+            self.trail.record("event", {**facts, "payload": payload})
         return decision
 
-    async def _apply_many(
+    async def apply_many(
         self, happening: Sequence[tuple[TaskRef, Event]], now_ms: int
-    ) -> Sequence[Next | Refused]:
+    ) -> Sequence[Decision]:
         """Apply events and return their decisions in order, with few calls for heads and messages.
 
         Raises:
@@ -302,7 +289,7 @@ class StoredTasks:
                 raise outcome
         return decisions
 
-    async def _send_many(self, decisions: Iterable[Next | Refused]) -> None:
+    async def _send_many(self, decisions: Iterable[Decision]) -> None:
         """Send the messages of decisions that require an immediate one."""
         refs = [
             decision.before.ref
@@ -312,7 +299,7 @@ class StoredTasks:
         if refs and self._queue is not None:
             await self._queue.send_many(refs)
 
-    async def _write(self, record: TaskRecord | None, event: Event, now_ms: int) -> Next | Refused:
+    async def _write(self, record: TaskRecord | None, event: Event, now_ms: int) -> Decision:
         """Apply an event and return the decision. If it is a `Next`, the change has been
         written."""
         while True:
@@ -324,9 +311,6 @@ class StoredTasks:
                     pass
                 case TaskRecord():
                     return decision
-
-    async def _happens(self, ref: TaskRef, event: Event, now_ms: int) -> bool:
-        return isinstance(await self._apply(ref, event, now_ms), Next)
 
     # for the owner
 
@@ -378,84 +362,33 @@ class StoredTasks:
             if record.expires_ms > now_ms
         }
 
-    async def answer(
-        self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
-    ) -> Answered:
-        """Store the client's answers (`events.Answer`)."""
-        match await self._apply(ref, events.Answer(answers, due_ms), now_ms):
-            case Next(result=Answered() as result) | Refused(Answered() as result):
-                return result
-        raise AssertionError("an answer has a result")
-
-    async def cancel(
-        self, ref: TaskRef, status_message: str, now_ms: int, due_ms: int | None = None
-    ) -> Cancelled:
-        """Cancel a task (`events.Cancel`). A task to be cleaned up is due at `due_ms`, by default
-        at once."""
-        due_ms = now_ms if due_ms is None else due_ms
-        match await self._apply(ref, events.Cancel(status_message, due_ms), now_ms):
-            case Next(result=Cancelled() as result) | Refused(Cancelled() as result):
-                return result
-        raise AssertionError("a cancellation has a result")
-
     async def head(self, ref: TaskRef) -> TaskRecord | None:
         """Return a task without its values, expired or not; `None` if the task is unknown."""
         return await self.store.head(ref)
 
-    # for services
-
-    async def deliver(
-        self, ref: TaskRef, name: str, payload: bytes, digest: str, now_ms: int, due_ms: int
-    ) -> Delivered:
-        """Deliver the payload of an external event (`events.Deliver`)."""
-        event = events.Deliver(name, payload, digest, due_ms)
-        match await self._apply(ref, event, now_ms):
-            case Next(result=Delivered() as result) | Refused(Delivered() as result):
-                if self.trail is not None:
-                    facts = {"task": str(ref), "name": name, "outcome": result.value}
-                    payload_digest = self.trail.digest(json.decode(payload))
-                    self.trail.record("event", {**facts, "payload": payload_digest})
-                return result
-        raise AssertionError("a delivery has a result")
-
     # for the worker
 
     async def claim(
-        self,
-        ref: TaskRef,
-        now_ms: int,
-        until_ms: int,
-        *,
-        due_ms: int | None = None,
-        lapsed_ms: int | None = None,
-        alone: bool = False,
-    ) -> Claimed | NotClaimed:
-        """Claim a task (`events.Claim`). One of several concurrent claims succeeds. `due_ms` is by
-        default `until_ms`, and `lapsed_ms` is `now_ms`."""
-        due_ms = until_ms if due_ms is None else due_ms
-        lapsed_ms = now_ms if lapsed_ms is None else lapsed_ms
-        claimed = await self._claim(ref, events.Claim(until_ms, due_ms, lapsed_ms, alone), now_ms)
-        if isinstance(claimed, Claimed):
-            return claimed
-        return NotClaimed(claimed.reason)
+        self, ref: TaskRef, event: Claim | ClaimCleanup, now_ms: int
+    ) -> Claimed | StrEnum:
+        """Claim a task; return the reason if the claim is refused. One of several concurrent claims
+        succeeds.
 
-    async def _claim(
-        self, ref: TaskRef, event: events.Claim | events.ClaimCleanup, now_ms: int
-    ) -> Claimed | Refused:
-        """Claim a task. The method reads the work before the swap; if the swap succeeds, the work
-        has not changed since."""
+        The method reads the work before the swap; if the swap succeeds, the work has not changed
+        since.
+        """
         while True:
             record, work = await self.store.read_work(ref)
             decision = machine.apply(record, event, now_ms)
             if isinstance(decision, Refused):
-                return decision
+                return decision.result
             swapped = await self.store.swap(decision)
             if isinstance(swapped, TaskRecord):
                 break
         assert work is not None, "a task that can be claimed keeps its work"
         self._metrics.claimed(swapped.tool)
         journal = work.journal
-        if isinstance(event, events.ClaimCleanup) and event.journal is not None:
+        if isinstance(event, ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)
         return Claimed(
             Lease.of(swapped, work),
@@ -466,132 +399,26 @@ class StoredTasks:
             work.answers,
         )
 
-    async def checkpoint(
-        self,
-        lease: Lease,
-        added: Added,
-        now_ms: int,
-        until_ms: int | None = None,
-        due_ms: int | None = None,
-    ) -> None:
-        """Add entries to the journal and extend the lease (`events.Checkpoint`)."""
-        event = events.Checkpoint(lease.fence, added, 0, until_ms, due_ms)
-        await self._under_lease(lease, event, now_ms)
+    async def write(self, lease: Lease, event: UnderLease, now_ms: int) -> None:
+        """Apply an event under a lease.
 
-    async def suspend(
-        self,
-        lease: Lease,
-        added: Added,
-        requests: Mapping[str, bytes],
-        now_ms: int,
-        *,
-        wake_ms: int = 0,
-        awaits: Collection[str] = (),
-        ready_ms: int = 0,
-    ) -> None:
-        """Ask the client and release the task (`events.Suspend`)."""
-        event = events.Suspend(lease.fence, added, 0, requests, wake_ms, awaits, ready_ms)
-        await self._under_lease(lease, event, now_ms)
-        if self.trail is not None and lease.held is not None and not lease.ref.is_hidden:
-            questions = {key: json.decode(request) for key, request in requests.items()}
-            self.trail.asked(questions, _ids(lease.held.known))
-
-    async def release(
-        self,
-        lease: Lease,
-        added: Added,
-        now_ms: int,
-        *,
-        wake_ms: int,
-        due_ms: int,
-        attempts: int = 0,
-        declined_ms: int = 0,
-        keeps_blame: bool = False,
-        early_ms: int = 0,
-        awaits: Collection[str] = (),
-        ready_ms: int = 0,
-    ) -> None:
-        """Release a task that continues later (`events.Release`)."""
-        event = events.Release(
-            lease.fence,
-            added,
-            number=0,
-            wake_ms=wake_ms,
-            due_ms=due_ms,
-            attempts=attempts,
-            declined_ms=declined_ms,
-            keeps_blame=keeps_blame,
-            awaits=awaits,
-            ready_ms=ready_ms,
-            early_ms=early_ms,
-        )
-        await self._under_lease(lease, event, now_ms)
-
-    async def restart(
-        self,
-        lease: Lease,
-        call: bytes,
-        journal: Sequence[bytes],
-        state: bytes,
-        journal_version: int,
-        now_ms: int,
-        due_ms: int,
-        expires_ms: int | None = None,
-    ) -> None:
-        """Replace the call and the journal (`events.Restart`)."""
-        event = events.Restart(
-            lease.fence, call, journal, state, journal_version, due_ms, expires_ms
-        )
-        await self._under_lease(lease, event, now_ms)
-
-    async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
-        """Set a task aside for its operator (`events.Park`)."""
-        event = events.Park(lease.fence, status_message)
-        await self._under_lease(lease, event, now_ms)
-
-    async def finish(
-        self,
-        lease: Lease,
-        status: Status,
-        outcome: bytes | None,
-        status_message: str | None,
-        now_ms: int,
-        *,
-        cleanup_due_ms: int | None = None,
-        ending: Ending | None = None,
-        failed_steps: Sequence[str] = (),
-        expires_ms: int | None = None,
-    ) -> None:
-        """Make a task terminal (`events.Finish`)."""
-        event = events.Finish(
-            lease.fence,
-            status,
-            outcome,
-            status_message,
-            cleanup_due_ms=cleanup_due_ms,
-            ending=ending,
-            failed_steps=failed_steps,
-            expires_ms=expires_ms,
-        )
-        await self._under_lease(lease, event, now_ms)
-
-    async def let_go(
-        self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool
-    ) -> bool:
-        """End a lease from outside the run (`events.LetGo`); return `False` if the lease is lost.
-
-        The method may be called from another thread, on a store and in an event loop of its own.
+        Raises:
+            LeaseLost: the lease was released or lost.
+            QuotaExceeded: the account of the owner has no room for the values.
         """
-        return await self._happens(ref, events.LetGo(fence, due_ms, blame), now_ms)
-
-    async def _under_lease(self, lease: Lease, event: events.UnderLease, now_ms: int) -> None:
-        message_ms = await self._write_under_lease(lease, event, now_ms)
+        message_ms = await self._write_under_lease(lease, replace(event, fence=lease.fence), now_ms)
         if message_ms is not None:
             await self.send(lease.ref, message_ms)
+        if (
+            self.trail is not None
+            and isinstance(event, events.Suspend)
+            and lease.held is not None
+            and not lease.ref.is_hidden
+        ):
+            questions = {key: json.decode(request) for key, request in event.requests.items()}
+            self.trail.asked(questions, _ids(lease.held.known))
 
-    async def _write_under_lease(
-        self, lease: Lease, event: events.UnderLease, now_ms: int
-    ) -> int | None:
+    async def _write_under_lease(self, lease: Lease, event: UnderLease, now_ms: int) -> int | None:
         """Write an event and return the delay of its message in milliseconds; `None` if no message
         is needed. Raise LeaseLost if the lease is lost."""
         held = lease.held
@@ -599,11 +426,10 @@ class StoredTasks:
             raise LeaseLost(str(lease.ref))
         async with held.writing:  # the previous write has updated the record
             number = 0
-            if isinstance(event, AddsEntries):
-                event = _without(event, held.written)
-                if event.added.entries:
-                    number = held.number_for(event.added.entries)
-                    event = replace(event, number=number)
+            event = _without(event, held.written)
+            if isinstance(event, Adding) and event.added.entries:
+                number = held.number_for(event.added.entries)
+                event = replace(event, number=number)
             record: TaskRecord | None = held.known
             while True:
                 decision = machine.apply(record, event, now_ms)
@@ -617,51 +443,16 @@ class StoredTasks:
                             raise LeaseLost(str(lease.ref))
                         if record is not None:
                             held.learn(record, number)
-                            if isinstance(event, AddsEntries):
-                                event = _without(event, held.written)
+                            event = _without(event, held.written)
                         continue
                     record = swapped
                     held.state_bytes = max(state_bytes, held.state_bytes)
                     held.work_bytes += counted_bytes(decision.puts) - counted
-                elif record is None or decision.reason is not No.HAPPENED:
+                elif record is None or decision.result is not No.HAPPENED:
                     raise LeaseLost(str(lease.ref))
                 held.known = record
                 held.in_doubt.clear()  # this write was made from the record before all of them
                 return decision.message_ms if isinstance(decision, Next) else None
-
-    async def claim_cleanup(
-        self,
-        ref: TaskRef,
-        now_ms: int,
-        until_ms: int,
-        *,
-        due_ms: int,
-        lapsed_ms: int,
-        fence: int | None = None,
-        journal: Sequence[bytes] | None = None,
-    ) -> Claimed | None:
-        """Lease a terminal task for its cleanup (`events.ClaimCleanup`). Return `None` if there is
-        nothing to clean up, or not yet."""
-        event = events.ClaimCleanup(until_ms, due_ms, lapsed_ms, fence, journal)
-        claimed = await self._claim(ref, event, now_ms)
-        return claimed if isinstance(claimed, Claimed) else None
-
-    async def postpone_cleanup(
-        self, lease: Lease, now_ms: int, *, wake_ms: int, due_ms: int
-    ) -> bool:
-        """Postpone a cleanup (`events.PostponeCleanup`). Return `False` if another worker has
-        claimed it since."""
-        event = events.PostponeCleanup(lease.fence, wake_ms, due_ms)
-        return await self._cleaning(lease, event, now_ms)
-
-    async def end_cleanup(self, lease: Lease, now_ms: int) -> bool:
-        """End a cleanup (`events.EndCleanup`). Return `False` if another worker has claimed it
-        since."""
-        return await self._cleaning(lease, events.EndCleanup(lease.fence), now_ms)
-
-    async def _cleaning(self, lease: Lease, event: Event, now_ms: int) -> bool:
-        record = None if lease.held is None else lease.held.known
-        return isinstance(await self._apply(lease.ref, event, now_ms, record), Next)
 
     # for the sweep
 
@@ -681,33 +472,6 @@ class StoredTasks:
 
     async def tell_time(self, report: bytes) -> bytes | None:
         return await self.store.tell_time(report)
-
-    async def go_on(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int) -> int:
-        """Wake tasks whose questions have timed out (`events.GoOn`). Return the number of tasks
-        that continue."""
-        event = events.GoOn(due_ms)
-        return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
-
-    async def postpone_many(
-        self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
-    ) -> Sequence[Postponed]:
-        """Postpone due tasks (`events.Postpone`). Each move succeeds or fails by itself. If several
-        callers move a task, one succeeds; each other caller gets `MISSED`."""
-        decisions = await self._apply_many(
-            [(move.task.ref, _postponement(move, skew_ms)) for move in moves], now_ms
-        )
-        return [
-            result
-            if isinstance(decision, Next) and isinstance(result := decision.result, Postponed)
-            else Postponed.MISSED
-            for decision in decisions
-        ]
-
-    async def expire(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int | None = None) -> int:
-        """End tasks that are past their time (`events.Expire`). Return the number of expired tasks.
-        A task to be cleaned up is due at `due_ms`, by default at once."""
-        event = events.Expire(now_ms if due_ms is None else due_ms)
-        return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
 
     async def forget(self, now_ms: int) -> int:
         return await self.store.forget(now_ms)
@@ -731,11 +495,6 @@ class StoredTasks:
         that a failed step ended."""
         return await self.store.read_work(ref)
 
-    async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
-        """Record the id of the task that continues this one (`events.NoteRetry`). Return `False` if
-        the task cannot be retried."""
-        return await self._happens(ref, events.NoteRetry(as_id), 0)
-
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:
         """Delete a terminal or expired task with all its values. Return `False` if it does not
         exist or is open."""
@@ -746,34 +505,13 @@ class StoredTasks:
                 return True
         return False
 
-    async def requeue(
-        self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
-    ) -> bool:
-        """Take a task from its worker (`events.Requeue`). Return `False` if the task is not
-        working, or has another fence."""
-        return await self._happens(ref, events.Requeue(due_ms, fence), now_ms)
-
-    async def rewind(
-        self,
-        record: TaskRecord,
-        call: bytes,
-        journal: Sequence[bytes],
-        marks: Sequence[Mark],
-        now_ms: int,
-        due_ms: int,
-    ) -> bool:
-        """Let a parked task continue from an earlier place (`events.Rewind`). Return `False` if the
-        task is no longer parked, or has changed."""
-        event = events.Rewind(call, journal, marks, due_ms, record.fence, record.events)
-        return await self._happens(record.ref, event, now_ms)
-
     async def aclose(self) -> None:
         await self.store.aclose()
 
 
-def _without(event: AddsEntries, written: Collection[bytes]) -> AddsEntries:
+def _without(event: E, written: Collection[bytes]) -> E:
     """Return an event without the entries that earlier writes added."""
-    if not written:
+    if not (written and isinstance(event, Adding)):
         return event
     entries = [entry for entry in event.added.entries if entry not in written]
     return replace(event, added=replace(event.added, entries=entries))
@@ -784,19 +522,10 @@ def _ids(record: TaskRecord) -> dict[str, str | None]:
     return {"call": record.call_id, "task": str(record.ref), "tool": record.tool}
 
 
-def _postponement(move: Move, skew_ms: int) -> events.Postpone:
-    return events.Postpone(move.task.due_ms, move.due_ms, move.resends, move.sending, skew_ms)
-
-
 def _creation(record: TaskRecord) -> tuple[int, str | None]:
     """Return the facts that distinguish a task from one created under the same id after its
     deletion. The fences of both begin at the same number."""
     return record.created_ms, record.call_id
-
-
-def _happened(decisions: Iterable[Next | Refused]) -> int:
-    """Return the number of events that happened."""
-    return sum(isinstance(decision, Next) for decision in decisions)
 
 
 def counted_bytes(puts: Sequence[Put]) -> int:

@@ -29,9 +29,9 @@ from roundgate.errors import Unavailable
 from roundgate.protocol import OPEN, Event, sources
 from roundgate.settings import TasksConfig
 from roundgate.storage import OpenTask, TaskQueue, TaskRef
-from roundgate.tasks.events import Postponed, Sending
-from roundgate.tasks.lease import LONGEST_LEASE_MS, ClockTrust
-from roundgate.tasks.stored import Move, StoredTasks
+from roundgate.tasks.clock_trust import LONGEST_LEASE_MS, ClockTrust
+from roundgate.tasks.events import Expire, GoOn, LetGo, Postpone, Postponed, Sending
+from roundgate.tasks.stored import StoredTasks
 
 AT_ONCE: Final = 200
 """The number of tasks of a shard that are read, moved and sent together."""
@@ -165,10 +165,13 @@ class Sweep:
         if not self._trust.expires:
             past, asking = [], []
         due_ms = now_ms + self._pause_ms
-        await self._store.expire([task.ref for task in past], now_ms, due_ms)
+        await self._store.apply_many([(task.ref, Expire(due_ms)) for task in past], now_ms)
         # the time limit of a question, or of a concurrent sleep, has passed
-        gone_on = await self._store.go_on([task.ref for task in asking], now_ms, due_ms)
-        return len(past) + gone_on + (await self._postpone(working, now_ms) if working else 0)
+        gone_on = await self._store.apply_many(
+            [(task.ref, GoOn(due_ms)) for task in asking], now_ms
+        )
+        count = len(past) + sum(decision.happened for decision in gone_on)
+        return count + (await self._postpone(working, now_ms) if working else 0)
 
     async def _pull_back(self, by_ms: int) -> None:
         """Make tasks due that a clock ahead by `by_ms` has postponed, and end leases with an
@@ -181,10 +184,11 @@ class Sweep:
             if record is None or record.wake_ms > now_ms:
                 continue
             if record.lease_until_ms > now_ms + LONGEST_LEASE_MS + self._skew_ms:
-                await self._store.let_go(task.ref, record.fence, now_ms, now_ms, blame=True)
+                let_go = LetGo(now_ms, blame=True, fence=record.fence)
+                await self._store.apply(task.ref, let_go, now_ms)
             else:
-                move = Move(task, now_ms, task.resends, Sending.LEFT)
-                await self._store.postpone_many([move], now_ms, self._skew_ms)
+                event = Postpone(task.due_ms, now_ms, task.resends, Sending.LEFT, self._skew_ms)
+                await self._store.apply(task.ref, event, now_ms)
 
     async def _postpone(self, late: Sequence[OpenTask], now_ms: int) -> int:
         """Set the next due time of each task, and send a message if the task may need one. Return
@@ -195,9 +199,12 @@ class Sweep:
             sending = dict.fromkeys(doubted, Sending.DOUBTED)
         else:
             sending = dict.fromkeys(waiting, Sending.WAITS)
-        moves = [self._move(task, now_ms, sending.get(task.ref, Sending.NEEDED)) for task in late]
-        became = await self._store.postpone_many(moves, now_ms, self._skew_ms)
-        return sum(result in _MOVED for result in became)
+        moves = [
+            (task.ref, self._move(task, now_ms, sending.get(task.ref, Sending.NEEDED)))
+            for task in late
+        ]
+        decisions = await self._store.apply_many(moves, now_ms)
+        return sum(decision.result in _MOVED for decision in decisions)
 
     async def _probably_sent(self, late: Sequence[OpenTask]) -> Sequence[TaskRef]:
         """Return the tasks whose messages are probably in a queue that cannot list its messages."""
@@ -212,11 +219,13 @@ class Sweep:
         except Unavailable:
             return 0
 
-    def _move(self, task: OpenTask, now_ms: int, sending: Sending) -> Move:
+    def _move(self, task: OpenTask, now_ms: int, sending: Sending) -> Postpone:
         if sending is Sending.WAITS:
-            return Move(task, now_ms + KNOWN_TO_WAIT * self._pause_ms, task.resends, sending)
-        pause_ms = self._pause_ms * 2 ** min(task.resends, 20)
-        return Move(task, now_ms + min(pause_ms, self._longest_ms), task.resends + 1, sending)
+            pause_ms, resends = KNOWN_TO_WAIT * self._pause_ms, task.resends
+        else:
+            pause_ms = min(self._pause_ms * 2 ** min(task.resends, 20), self._longest_ms)
+            resends = task.resends + 1
+        return Postpone(task.due_ms, now_ms + pause_ms, resends, sending, self._skew_ms)
 
     async def overdue_s(self) -> float:
         """Return the delay of the most overdue task in seconds; 0 if none is late. A task that a

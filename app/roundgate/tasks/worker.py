@@ -19,7 +19,7 @@ then the task fails. The death of a worker counts only against a task that it ra
 The handler runs from the top on the task's journal and receives its recorded results. The run
 writes nothing. Instead of its next action, the handler ends the work that it began
 (`replay.Cleanup`). A cleanup happens at least once: if the worker dies before recording it, another
-worker repeats it. The tries end after `turn.CLEANUP_PAUSES_S`.
+worker repeats it. The tries end after `CLEANUP_PAUSES_S`.
 
 The worker that had the task when it was cancelled cleans up immediately, and writes the results
 that only it knows, such as the response to a start in progress. Other workers wait until that lease
@@ -29,9 +29,9 @@ worker cancels without a lease (`_clean_up_alone`).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -41,7 +41,6 @@ from msgspec.structs import replace
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import (
-    ArgumentsRefused,
     CleanedUp,
     LeaseLost,
     NotCancelled,
@@ -57,7 +56,6 @@ from roundgate.replay import (
     JOURNAL_VERSION,
     Call,
     Cleanup,
-    Completed,
     Context,
     ExternalEvents,
     Failed,
@@ -68,22 +66,30 @@ from roundgate.replay import (
     engine,
 )
 from roundgate.settings import TasksConfig
-from roundgate.storage import OpenTask, RowsOf, TaskRecord, TaskRef
+from roundgate.storage import RowsOf, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, make_journal
-from roundgate.tasks.events import NotClaimed, Sending
-from roundgate.tasks.lease import ClockTrust
+from roundgate.tasks.clock_trust import ClockTrust
+from roundgate.tasks.events import (
+    Claim,
+    ClaimCleanup,
+    EndCleanup,
+    NotClaimed,
+    Postpone,
+    PostponeCleanup,
+    Sending,
+)
+from roundgate.tasks.lease import Means
 from roundgate.tasks.life import Life
-from roundgate.tasks.outcome import failure_reason, tell_refused
-from roundgate.tasks.running import Outcome, Patience, Running, to_its_end
-from roundgate.tasks.stored import Claimed, Move, StoredTasks
-from roundgate.tasks.turn import CLEANUP_PAUSES_S, Carrier, Means, Turn
+from roundgate.tasks.patience import Patience, to_its_end
+from roundgate.tasks.stored import Claimed, StoredTasks
+from roundgate.tasks.turn import UNREADABLE, HandlerOutcome, Turn, TurnResult
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
 
-_UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
-"""The errors of decoding bytes from a later version or another program."""
-
+CLEANUP_PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 14_400)
+"""The seconds between attempts to end the external work of a task: nine attempts in eight hours,
+for a service that is unavailable."""
 ALONE_PAUSES_S: Final = (5, 30)
 """The pauses between tries of a worker that cleans up without a lease, in seconds."""
 SHARE: Final = 0.8
@@ -154,12 +160,19 @@ class Worker:
         self._tracing = tracing or Tracing()
         self._metrics = metrics or Metrics()
         self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
-        life = Life.from_config(config)
-        self._means = Means(store, clock, config, life, self._skew_ms, self._trust, shows_errors)
-        self._running: dict[Running, None] = {}
+        self._means = Means(
+            store,
+            clock,
+            config,
+            Life.from_config(config),
+            self._skew_ms,
+            self._trust,
+            self._metrics,
+            trail,
+            shows_errors,
+        )
+        self._turns: dict[Turn, None] = {}
         self._stop_requested = False
-        self._reasons: dict[TaskRef, str | None] = {}
-        """The reasons for failures of tools, until the turn is logged."""
 
     async def claim(self, ref: TaskRef, *, alone: bool = False) -> Claimed | NotClaimed:
         """Claim a task if its lease is free.
@@ -176,10 +189,9 @@ class Worker:
         now_ms = self._clock.now_ms()
         until_ms = now_ms + self._lease_ms
         lapsed_ms = now_ms - self._skew_ms if self._trust.acts else 0
-        due_ms = until_ms + self._skew_ms
-        return await self._store.claim(
-            ref, now_ms, until_ms, due_ms=due_ms, lapsed_ms=lapsed_ms, alone=alone
-        )
+        event = Claim(until_ms, until_ms + self._skew_ms, lapsed_ms, alone)
+        claimed = await self._store.claim(ref, event, now_ms)
+        return claimed if isinstance(claimed, Claimed) else NotClaimed(claimed)
 
     async def remind(self, ref: TaskRef) -> None:
         """Move the due time of a suspect forward. The suspect waits in the memory of a process that
@@ -198,15 +210,12 @@ class Worker:
             and record.due_ms is not None
             and (record.due_ms > due_ms or record.resends)
         ):
-            task = OpenTask(
-                ref, record.tool, record.status, record.created_ms, record.expires_ms, record.due_ms
-            )
-            move = Move(task, due_ms, 0, Sending.LEFT)
-            await self._store.postpone_many([move], now_ms, self._skew_ms)
+            event = Postpone(record.due_ms, due_ms, 0, Sending.LEFT, self._skew_ms)
+            await self._store.apply(ref, event, now_ms)
 
     async def work(
         self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False
-    ) -> Turn:
+    ) -> TurnResult:
         """Claim a task and run a turn of it.
 
         Raises:
@@ -214,90 +223,63 @@ class Worker:
                 again.
         """
         if ref.is_hidden:  # its client's requests run it
-            return Turn.NOT_CLAIMED
+            return TurnResult.NOT_CLAIMED
         match await self.claim(ref, alone=alone):
             case NotClaimed.SUSPECT:
-                return Turn.SUSPECT
+                return TurnResult.SUSPECT
             case NotClaimed.CLEAN_UP:
                 return await self.clean_up(ref, deadline)
             case NotClaimed() as reason:
                 log.debug(
                     "task not claimed", extra={"fields": {"task": str(ref), "reason": reason.value}}
                 )
-                return Turn.NOT_CLAIMED
+                return TurnResult.NOT_CLAIMED
             case Claimed() as claimed:
                 return await self.run(claimed, deadline)
 
-    async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> Turn:
+    async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> TurnResult:
         """Run a turn of a claimed task, which has to end by the deadline, if any."""
-        begun_ms, record = self._clock.monotonic_ms(), claimed.record
+        record, deadline = claimed.record, deadline or Deadline(self._clock, None)
         ids = Correlation(record.tool, task=str(record.ref), known_call_id=record.call_id)
-        turn = Turn.FAULT
-        try:
-            with correlated(ids):
-                turn = await self._turn(
-                    Carrier(self._means, claimed), deadline or Deadline(self._clock, None)
-                )
-        except LeaseLost:
-            turn = Turn.LOST
-        finally:
-            took_ms = round(self._clock.monotonic_ms() - begun_ms, 2)
-            reason = self._reasons.pop(record.ref, None)
-            self._note(claimed, turn, took_ms, reason)
+        turn = Turn(self._means, claimed, deadline)
+        with correlated(ids):
+            try:
+                # the turn keeps this catalog, even if a reload replaces it
+                async with turn:
+                    with self._catalogs.use() as catalog:
+                        await self._take_turn(turn, catalog, deadline, ids)
+            finally:
+                self._turns.pop(turn, None)
+            if turn.result is TurnResult.LOST and turn.has_begun and record.cleans_up:
+                await self._leave(turn, deadline)
         if self._trail is not None:
             await self._trail.settled()
-        return turn
+        return turn.result
 
-    def _note(self, claimed: Claimed, turn: Turn, took_ms: float, reason: str | None) -> None:
-        record = claimed.record
-        self._metrics.turn(record.tool, turn.value, took_ms)
-        facts = {
-            "task": str(record.ref),
-            "name": record.tool,
-            "outcome": turn.value,
-            "attempt": record.attempts + 1,
-            "ms": took_ms,
-            **({} if record.call_id is None else {"call": record.call_id}),
-            **({} if reason is None else {"reason": reason}),
-        }
-        log.info("task", extra={"fields": facts})
-        if self._trail is not None:
-            ids = {"call": record.call_id, "task": str(record.ref), "tool": record.tool}
-            ended = {"outcome": turn.value, "attempt": record.attempts + 1}
-            self._trail.record("turn_ended", {**ids, **ended})
+    async def _take_turn(
+        self, turn: Turn, catalog: Catalog, deadline: Deadline, ids: Correlation
+    ) -> None:
+        record = turn.claimed.record
+        self._check(record)
+        task_call, view, served = _find_tool(turn.claimed, catalog)
+        turn.begin(task_call, self._call(record, task_call, view, served, deadline))
+        self._turns[turn] = None
+        if self._stop_requested:
+            turn.request_stop()
+        with self._tracing.turn(task_call.origin, ids, record.attempts + 1) as span:
+            outcome = await turn.run(served.call)
+            span.end("tool_error" if isinstance(outcome, Failed) else "ok")
+        await turn.commit(outcome)
 
     def request_stop(self) -> None:
         """Ask every run, current or future, to release its task at the next step."""
         self._stop_requested = True
-        for running in self._running:
-            running.request_stop()
+        for turn in self._turns:
+            turn.request_stop()
 
-    def held(self) -> Sequence[Running]:
-        """Return the runs that have a lease. Any thread may call this."""
-        return list(self._running)
-
-    async def _turn(self, carrier: Carrier, deadline: Deadline) -> Turn:
-        claimed = carrier.claimed
-        try:
-            self._check(claimed.record)
-            # the turn keeps this catalog, even if a reload replaces it
-            with self._catalogs.use() as catalog:
-                task_call, served = self._served(claimed, catalog)
-                if claimed.record.suspect:
-                    self._metrics.taken_over(claimed.record.tool)
-                    _log_takeover(task_call, claimed.record)
-                if self._trail is not None:
-                    self._trail.turn(task_call.principal, claimed.record.attempts + 1)
-                running = self._begin(carrier, task_call, catalog, deadline)
-                return await self._carry(running, task_call, served)
-        except (LeaseLost, asyncio.CancelledError):
-            raise
-        except NotServedHere as needs:
-            return await carrier.decline(needs)
-        except TaskGivenUp as error:
-            return await carrier.give_up(error)
-        except Exception as error:
-            return await carrier.retry_or_fail(error)
+    def held(self) -> Sequence[Turn]:
+        """Return the turns whose handlers run. Any thread may call this."""
+        return list(self._turns)
 
     def _check(self, record: TaskRecord) -> None:
         """Check that this worker may run another turn.
@@ -313,40 +295,18 @@ class Worker:
         if record.journal_version > JOURNAL_VERSION:
             raise NotServedHere(f"reads journals of version {record.journal_version}")
 
-    def _served(self, claimed: Claimed, catalog: Catalog) -> tuple[TaskCall, ServedTool]:
-        try:
-            task_call = TaskCall.from_bytes(claimed.call)
-        except _UNREADABLE as error:
-            raise NotServedHere("can read its call") from error
-        offered = _offered(task_call, catalog)
-        served = None if offered is None else offered.tools.get(task_call.tool)
-        if served is None:
-            where = f" in the view {task_call.view}" if task_call.view else ""
-            raise NotServedHere(f"serves {task_call.tool}{where}")
-        return task_call, served
-
-    def _begin(
-        self, carrier: Carrier, task_call: TaskCall, catalog: Catalog, deadline: Deadline
-    ) -> Running:
-        config, record = self._config, carrier.claimed.record
-        try:
-            carrier.begin(task_call, self._call(record, task_call, catalog, deadline))
-        except _UNREADABLE as error:
-            raise NotServedHere("can read its journal") from error
-        return Running(carrier, task_call.tool, self._clock, self._trust, lease_s=config.lease_s)
-
     def _call(
         self,
         record: TaskRecord,
         task_call: TaskCall,
-        catalog: Catalog,
+        view: Catalog,
+        served: ServedTool,
         deadline: Deadline,
         cleanup: Cleanup | None = None,
     ) -> Call:
-        offered = _offered(task_call, catalog)
-        served = None if offered is None else offered.tools.get(task_call.tool)
+        principal, rules = task_call.principal, served.rules
         return Call(
-            principal=task_call.principal,
+            principal=principal,
             meta=task_call.meta(),
             deadline=deadline,
             publish=self._publish,
@@ -354,50 +314,17 @@ class Worker:
             last_ms=self._means.life.last_ms(record.created_ms),
             texts=None if self._texts is None else self._texts(task_call.view),
             rows_of=None if self._rows_of is None else self._rows_of(task_call.view),
-            read=None if offered is None else offered.read_resource,
+            read=view.read_resource,
             external=None if self._external is None or cleanup else self._external(record),
-            authorize=None
-            if served is None or served.rules is None
-            else served.rules.authorizer(task_call.principal),
+            authorize=None if rules is None else rules.authorizer(principal),
             cleanup=cleanup,
         )
-
-    async def _carry(self, running: Running, task_call: TaskCall, served: ServedTool) -> Turn:
-        carrier = running.carrier
-        self._running[running] = None
-        if self._stop_requested:
-            running.request_stop()
-        try:
-            outcome = await self._outcome(running, task_call, served)
-            return await carrier.commit(task_call.tool, outcome)
-        except LeaseLost:
-            await self._leave(carrier)
-            raise
-        except asyncio.CancelledError:
-            await to_its_end(carrier.stopped() if self._stop_requested else carrier.crashed())
-            raise
-        finally:
-            self._running.pop(running, None)
-
-    async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
-        context = Context(running.carrier.run)
-        record = running.carrier.claimed.record
-        ids = Correlation(record.tool, task=str(record.ref), known_call_id=record.call_id)
-        with self._tracing.turn(task_call.origin, ids, record.attempts + 1) as span:
-            outcome = await running.outcome(lambda: served.call(context, dict(task_call.arguments)))
-            span.end("tool_error" if isinstance(outcome, Failed) else "ok")
-        match outcome:
-            case Failed(ArgumentsRefused() as refusal):
-                tell_refused(refusal.rule, task_call.principal, self._metrics)
-        if isinstance(outcome, Completed | Failed):
-            self._reasons[running.carrier.ref] = failure_reason(outcome)
-        return outcome
 
     # cleanup
 
     async def clean_up(
         self, ref: TaskRef, deadline: Deadline | None = None, left: Left | None = None
-    ) -> Turn:
+    ) -> TurnResult:
         """End the external work of a task that ended early, unless another worker does so. `left`
         is the knowledge of a worker that held the task.
 
@@ -423,36 +350,33 @@ class Worker:
     async def _claim_cleanup(self, ref: TaskRef, left: Left | None = None) -> Claimed | None:
         now_ms = self._clock.now_ms()
         until_ms = now_ms + self._lease_ms
-        due_ms, lapsed_ms = until_ms + self._skew_ms, now_ms - self._skew_ms
-        return await self._store.claim_cleanup(
-            ref,
-            now_ms,
+        event = ClaimCleanup(
             until_ms,
-            due_ms=due_ms,
-            lapsed_ms=lapsed_ms,
+            until_ms + self._skew_ms,
+            now_ms - self._skew_ms,
             fence=None if left is None else left.claimed.lease.fence,
             journal=None if left is None else left.journal,
         )
+        claimed = await self._store.claim(ref, event, now_ms)
+        return claimed if isinstance(claimed, Claimed) else None
 
-    async def _leave(self, carrier: Carrier) -> None:
+    async def _leave(self, turn: Turn, deadline: Deadline) -> None:
         """Clean up after a task that this worker lost. If the task was cancelled, only this worker
         knows all of its external work."""
-        if not carrier.cleans_up:
-            return
-        left = Left(carrier.claimed, carrier.news())
+        left = Left(turn.claimed, turn.checkpointer.unwritten_journal())
         try:
-            await to_its_end(self.clean_up(carrier.ref, carrier.run.call.deadline, left))
+            await to_its_end(self.clean_up(turn.ref, deadline, left))
         except Unavailable as error:
-            fields = {"task": str(carrier.ref), "error": str(error)}
+            fields = {"task": str(turn.ref), "error": str(error)}
             log.warning("cannot clean up a cancelled task; a sweep will", extra={"fields": fields})
 
-    async def _clean_up_alone(self, ref: TaskRef, left: Left | None) -> Turn:
+    async def _clean_up_alone(self, ref: TaskRef, left: Left | None) -> TurnResult:
         """Clean up without a lease, because the other workers lack this worker's results."""
         if left is None or left.journal is None:
-            return Turn.NOT_CLAIMED
+            return TurnResult.NOT_CLAIMED
         record = await self._store.read(ref, 0)  # also if expired
         if record is not None and record.status not in (Status.CANCELLED, Status.FAILED):
-            return Turn.NOT_CLAIMED
+            return TurnResult.NOT_CLAIMED
         for attempt, pause_s in enumerate((*ALONE_PAUSES_S, None), 1):
             record_of_attempt = replace(left.claimed.record, attempts=attempt)
             claimed = replace(left.claimed, record=record_of_attempt, journal=left.journal)
@@ -460,7 +384,7 @@ class Worker:
             reason = await self._try_cleanup(claimed, Deadline(self._clock, None))
             turn = _cleanup_turn(reason, is_last=pause_s is None)
             self._note_cleanup(claimed, turn, self._clock.monotonic_ms() - begun_ms, reason)
-            if turn is not Turn.TO_CLEAN_UP:
+            if turn is not TurnResult.TO_CLEAN_UP:
                 break
             await self._clock.sleep(pause_s or 0)
         return turn
@@ -472,8 +396,8 @@ class Worker:
         bounded = self._clock.deadline(most_ms if left_ms is None else min(most_ms, left_ms))
         try:
             with self._catalogs.use() as catalog:
-                task_call, served = self._served(claimed, catalog)
-                call = self._call(claimed.record, task_call, catalog, bounded, _doubt(claimed))
+                task_call, view, served = _find_tool(claimed, catalog)
+                call = self._call(claimed.record, task_call, view, served, bounded, _doubt(claimed))
                 run = Run(call, make_journal(claimed, task_call))
                 handler = partial(served.call, Context(run), dict(task_call.arguments))
                 return _cleanup_error(await engine.run_handler(handler, run))
@@ -482,19 +406,19 @@ class Worker:
         except Exception as error:
             return error
 
-    async def _end_cleanup(self, claimed: Claimed, reason: Exception) -> Turn:
-        attempt = claimed.record.attempts
-        if isinstance(reason, CleanedUp) or attempt > len(CLEANUP_PAUSES_S):
-            await self._store.end_cleanup(claimed.lease, self._clock.now_ms())
-            return _cleanup_turn(reason, is_last=True)
-        now_ms = self._clock.now_ms()
-        wake_ms = now_ms + CLEANUP_PAUSES_S[attempt - 1] * 1000
-        due_ms = self._means.due_ms(wake_ms)
-        await self._store.postpone_cleanup(claimed.lease, now_ms, wake_ms=wake_ms, due_ms=due_ms)
-        return Turn.TO_CLEAN_UP
+    async def _end_cleanup(self, claimed: Claimed, reason: Exception) -> TurnResult:
+        attempt, now_ms = claimed.record.attempts, self._clock.now_ms()
+        is_last = isinstance(reason, CleanedUp) or attempt > len(CLEANUP_PAUSES_S)
+        event: EndCleanup | PostponeCleanup = EndCleanup()
+        if not is_last:
+            wake_ms = now_ms + CLEANUP_PAUSES_S[attempt - 1] * 1000
+            event = PostponeCleanup(wake_ms, self._means.due_ms(wake_ms))
+        with suppress(LeaseLost):  # another worker cleans up meanwhile
+            await self._store.write(claimed.lease, event, now_ms)
+        return _cleanup_turn(reason, is_last=is_last)
 
     def _note_cleanup(
-        self, claimed: Claimed, turn: Turn, took_ms: float, reason: Exception
+        self, claimed: Claimed, turn: TurnResult, took_ms: float, reason: Exception
     ) -> None:
         record = claimed.record
         self._metrics.turn(record.tool, turn.value, took_ms)
@@ -509,24 +433,30 @@ class Worker:
             **({"job": job} if job else {}),
         }
         match turn:
-            case Turn.CLEANED_UP:
+            case TurnResult.CLEANED_UP:
                 log.info("task", extra={"fields": fields})
-            case Turn.TO_CLEAN_UP:
+            case TurnResult.TO_CLEAN_UP:
                 log.warning("cannot cancel a job, trying again", extra={"fields": fields})
             case _:
                 log.error("cannot cancel a job, which continues", extra={"fields": fields})
 
 
-def _log_takeover(task_call: TaskCall, record: TaskRecord) -> None:
-    """Log the takeover of a task whose worker died or stalled, with the task's caller."""
-    fields = {**task_call.principal.names, "deaths": record.deaths}
-    log.warning("a task is taken over", extra={"fields": fields})
+def _find_tool(claimed: Claimed, catalog: Catalog) -> tuple[TaskCall, Catalog, ServedTool]:
+    """Return the call of a task, the catalog of the view in which it was made, and its tool.
 
-
-def _offered(task_call: TaskCall, catalog: Catalog) -> Catalog | None:
-    """Return the catalog of the view in which the call was made, or `None` if the view no longer
-    exists."""
-    return catalog.views.get(task_call.view) if task_call.view else catalog
+    Raises:
+        NotServedHere: the call cannot be read, or the view or the tool no longer exists.
+    """
+    try:
+        task_call = TaskCall.from_bytes(claimed.call)
+    except UNREADABLE as error:
+        raise NotServedHere("can read its call") from error
+    view = catalog.views.get(task_call.view) if task_call.view else catalog
+    served = None if view is None else view.tools.get(task_call.tool)
+    if view is None or served is None:
+        where = f" in the view {task_call.view}" if task_call.view else ""
+        raise NotServedHere(f"serves {task_call.tool}{where}")
+    return task_call, view, served
 
 
 def _doubt(claimed: Claimed) -> Cleanup:
@@ -536,14 +466,14 @@ def _doubt(claimed: Claimed) -> Cleanup:
     return Cleanup.OF_WHAT_IS_KNOWN if is_known else Cleanup.IN_DOUBT
 
 
-def _cleanup_turn(reason: Exception, *, is_last: bool) -> Turn:
+def _cleanup_turn(reason: Exception, *, is_last: bool) -> TurnResult:
     """Return the result of a cleanup attempt."""
     if isinstance(reason, CleanedUp):
-        return Turn.CLEANED_UP
-    return Turn.NOT_CLEANED_UP if is_last else Turn.TO_CLEAN_UP
+        return TurnResult.CLEANED_UP
+    return TurnResult.NOT_CLEANED_UP if is_last else TurnResult.TO_CLEAN_UP
 
 
-def _cleanup_error(outcome: Outcome) -> Exception:
+def _cleanup_error(outcome: HandlerOutcome) -> Exception:
     match outcome:
         case Failed(error):
             return error

@@ -23,7 +23,8 @@ from roundgate.errors import LeaseLost
 from roundgate.main import build_app
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.events import Claim
+from roundgate.tasks.turn import TurnResult
 from tests.support import wire
 from tests.support.asgi import NO_FALLBACK, Exchange, client, config_of, stoppable
 from tests.support.clocks import SkippingClock
@@ -417,7 +418,7 @@ async def test_a_turn_that_is_repeated_sends_the_same_key_again(tmp_path: Path) 
         async with sent_and_not_noted(one, tmp_path, ref), another as other:
             other.clock.skip(40)  # the lease of the first is over
             worker, aclose = worker_of(other, tmp_path)
-            assert await worker.work(ref, alone=True) is Turn.FINISHED
+            assert await worker.work(ref, alone=True) is TurnResult.FINISHED
             await aclose()
         keys = [
             one.told.header("idempotency-key", number) for number in range(len(one.told.requests))
@@ -443,7 +444,7 @@ async def sent_and_not_noted(one: House, directory: Path, ref: TaskRef) -> Async
             await asyncio.sleep(0.01)
         yield
         goes_on.set()
-        assert await turn is Turn.LOST
+        assert await turn is TurnResult.LOST
         await aclose()
 
 
@@ -736,7 +737,7 @@ class Held:
 async def test_a_cancel_reaches_the_service_while_a_worker_waits_for_a_poll(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundgate.tasks.running.LOOK_S", 3_600.0)
+    monkeypatch.setattr("roundgate.tasks.turn.LOOK_S", 3_600.0)
     held = Held()
     async with (
         scripted(held) as told,
@@ -789,7 +790,7 @@ async def test_a_start_whose_answer_was_lost_is_asked_for_by_its_key_and_cancell
         ref = TaskRef(task_owner(LOCAL), task_id)
         now_ms = one.clock.now_ms()
         # a worker had it, and died before it could write what the service said
-        await one.stores.tasks.claim(ref, now_ms, now_ms + 1)
+        await one.stores.tasks.claim(ref, Claim(now_ms + 1, now_ms + 1, now_ms), now_ms)
         await one.ann.cancel(task_id)
         async with house_before(tmp_path, one.told, job=CANCEL, **keys) as other:
             other.clock.skip(120)

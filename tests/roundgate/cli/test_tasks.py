@@ -29,7 +29,8 @@ from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.postgres import Database as Postgres
 from roundgate.storage.postgres import PostgresTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks.events import Cancelled, NewTask
+from roundgate.tasks import events
+from roundgate.tasks.events import Decision, Event, NewTask
 from roundgate.tasks.stored import StoredTasks
 from tests.support.command import roundgate
 from tests.support.dynamodb import Emulator
@@ -306,14 +307,14 @@ async def test_a_store_that_goes_away_while_tasks_are_changed_leaves_none_untold
 ) -> None:
     async with tasked(tmp_path, *JOBS, works=False) as idle:
         made = [await idle.begin("dig") for _ in range(3)]
-    cancel = StoredTasks.cancel
+    apply = StoredTasks.apply
 
-    async def away(store: StoredTasks, one: TaskRef, message: str, now_ms: int) -> Cancelled:
+    async def away(store: StoredTasks, one: TaskRef, event: Event, now_ms: int) -> Decision:
         if one.id == made[1]:
             raise Unavailable("the store is away")
-        return await cancel(store, one, message, now_ms)
+        return await apply(store, one, event, now_ms)
 
-    monkeypatch.setattr(StoredTasks, "cancel", away)
+    monkeypatch.setattr(StoredTasks, "apply", away)
     status, out, err = await operator("cancel", *map(ref, made))
     assert status == 1
     assert out.splitlines() == [f"{ref(made[n])} is cancelled" for n in (0, 2)]
@@ -539,7 +540,9 @@ async def test_a_count_that_is_capped_says_at_least(
     store, now_ms = StoredTasks(SqliteTasks(database)), Clock().now_ms()
     for number in range(3):
         await store.create(_new_task(number, now_ms, cleans_up=True))
-    await store.cancel(TaskRef("owner", "2"), "ended, and to be cleaned up", now_ms)
+    await store.apply(
+        TaskRef("owner", "2"), events.Cancel("ended, and to be cleaned up", now_ms), now_ms
+    )
     assert "at least" not in (await operator("count"))[1]
     monkeypatch.setattr(tasks, "COUNTED", 50)
     await asyncio.gather(*(store.create(_new_task(number, now_ms)) for number in range(60)))

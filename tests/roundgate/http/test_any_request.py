@@ -32,7 +32,8 @@ from roundgate.observability import JsonFormatter
 from roundgate.protocol import v2025
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.events import NOTHING, NewTask
+from roundgate.tasks import events
+from roundgate.tasks.events import NewTask
 from roundgate.tasks.stored import Claimed
 from tests.support import wire
 from tests.support.functions import EVERYTHING
@@ -311,11 +312,13 @@ async def make_tasks(stores: Stores) -> None:
         now_ms = Clock().now_ms()
         ref = TaskRef(task_owner(LOCAL), task_id)
         await stores.tasks.create(NewTask(ref, "dig", b"{}", now_ms, now_ms + 3_600_000, now_ms))
-        claimed = await stores.tasks.claim(ref, now_ms, now_ms + 1_000)
+        claimed = await stores.tasks.claim(
+            ref, events.Claim(now_ms + 1_000, now_ms + 1_000, now_ms), now_ms
+        )
         assert isinstance(claimed, Claimed)
         roots = encode({"method": "roots/list"})
-        await stores.tasks.suspend(
-            claimed.lease, NOTHING, {"who": roots, "unanswered": roots}, now_ms
+        await stores.tasks.write(
+            claimed.lease, events.Suspend({"who": roots, "unanswered": roots}), now_ms
         )
 
 

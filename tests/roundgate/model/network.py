@@ -23,6 +23,7 @@ from roundgate.storage.queue import Message
 from roundgate.storage.sqlite.database import MIGRATIONS, Database
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.events import UnderLease
 from roundgate.tasks.stored import Lease, StoredTasks
 
 if TYPE_CHECKING:
@@ -73,29 +74,15 @@ class Remote(Database):
         return await self.read(lambda db: transacted(db, work))
 
 
-def _told(name: str) -> Any:
-    """A method that writes under a lease, and says so."""
-    real = getattr(StoredTasks, name)
-
-    async def method(self: StoredTasks, lease: Lease, *args: Any, **kwargs: Any) -> Any:
-        token = under.set(lease)
-        try:
-            return await real(self, lease, *args, **kwargs)
-        finally:
-            under.reset(token)
-
-    return method
-
-
 class ToldTasks(StoredTasks):
     """The real tasks; the network knows which lease a request belongs to."""
 
-    checkpoint = _told("checkpoint")
-    suspend = _told("suspend")
-    release = _told("release")
-    restart = _told("restart")
-    park = _told("park")
-    finish = _told("finish")
+    async def write(self, lease: Lease, event: UnderLease, now_ms: int) -> None:
+        token = under.set(lease)
+        try:
+            await super().write(lease, event, now_ms)
+        finally:
+            under.reset(token)
 
 
 @dataclass(eq=False)

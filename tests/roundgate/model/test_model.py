@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from roundgate.protocol.tasks import Event, sources
 from roundgate.storage.sqlite import tasks as sqlite_tasks
-from roundgate.storage.tasks import TaskRecord, Work
+from roundgate.storage.tasks import Mark, TaskRecord, Work
 from roundgate.tasks import events, machine, stored
-from roundgate.tasks.lease import Moment
+from roundgate.tasks.clock_trust import Moment
+from roundgate.tasks.lease import Checkpointer
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.turn import Carrier
 from roundgate.tasks.worker import Worker
 from tests.roundgate.model.explore import PROFILES, Ran, run
 from tests.roundgate.model.world import Wrong
@@ -83,20 +83,21 @@ def _work_without_tail(db: Any, record: TaskRecord) -> Work:
     return replace(work, journal=work.journal[:-1])
 
 
-async def _admit_without_look(self: Carrier) -> None:
+async def _admit_without_look(self: Checkpointer) -> None:
     """A step begins whatever has become of the lease."""
 
 
 async def _claim_without_skew(self: Worker, ref: Any, *, alone: bool = False) -> Any:
     now_ms = self._clock.now_ms()
-    return await self._store.claim(ref, now_ms, now_ms + self._lease_ms, alone=alone)
+    until_ms = now_ms + self._lease_ms
+    return await self._store.claim(ref, events.Claim(until_ms, until_ms, now_ms, alone), now_ms)
 
 
 _claim = StoredTasks.claim
 
 
-async def _claim_with_blame(self: StoredTasks, *args: Any, **kwargs: Any) -> Any:
-    return await _claim(self, *args, **{**kwargs, "alone": True})
+async def _claim_with_blame(self: StoredTasks, ref: Any, event: Any, now_ms: int) -> Any:
+    return await _claim(self, ref, replace(event, alone=True), now_ms)
 
 
 async def _claim_beside_others(self: Worker, ref: Any, *, alone: bool = False) -> Any:
@@ -106,20 +107,21 @@ async def _claim_beside_others(self: Worker, ref: Any, *, alone: bool = False) -
 _real_claim = Worker.claim
 
 
-async def _resume_without_row(self: Carrier) -> None:
+async def _resume_without_row(self: Checkpointer) -> None:
     self._time.renewed(Moment.now(self._clock))
 
 
-def _wait_without_look(record: TaskRecord, changes: Any, awaits: Any, now_ms: int) -> None:
-    marks = [events.Mark.parse(text) for text in changes.get("events", record.events)]
-    waiting = [str(replace(mark, is_awaited=mark.name in awaits)) for mark in marks]
-    changes["events"] = tuple(waiting)
+def _wait_without_look(
+    record: TaskRecord, awaits: Any, now_ms: int
+) -> tuple[TaskRecord, events.Waited | None]:
+    waiting = [replace(mark, is_awaited=mark.name in awaits) for mark in record.events]
+    return replace(record, events=tuple(waiting)), None
 
 
-_parse = events.Mark.parse
+_parse = Mark.parse
 
 
-def _parse_without_wait(text: str) -> events.Mark:
+def _parse_without_wait(text: str) -> Mark:
     return replace(_parse(text), is_awaited=False)
 
 
@@ -149,7 +151,7 @@ MUTANTS = {
         "begins though it is remembered|is remembered twice|is gone|failed with|not over",
     ),
     "no look at the lease before a step": Mutant(
-        Carrier, "admit", _admit_without_look, "stops", "which is somebody else's"
+        Checkpointer, "admit", _admit_without_look, "stops", "which is somebody else's"
     ),
     "a lapsed lease is taken without regard to clocks": Mutant(
         Worker, "claim", _claim_without_skew, "clocks", "took a lease that held"
@@ -158,14 +160,12 @@ MUTANTS = {
         StoredTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"
     ),
     "a worker that went on does not ask the row": Mutant(
-        Carrier, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
+        Checkpointer, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
     ),
     "what waits does not look whether it was delivered meanwhile": Mutant(
         machine, "_wait", _wait_without_look, "events", "not over"
     ),
-    "a delivery wakes nobody": Mutant(
-        events.Mark, "parse", _parse_without_wait, "events", "not over"
-    ),
+    "a delivery wakes nobody": Mutant(Mark, "parse", _parse_without_wait, "events", "not over"),
     "nobody sweeps": Mutant(Sweep, "sweep", _sweep_nothing, "everything", "not over"),
 }
 

@@ -12,8 +12,8 @@ from roundgate import json
 from roundgate.protocol.tasks import OPEN
 from roundgate.replay.branches import InStep, here
 from roundgate.replay.journal import Began, Finished, Raised, Slept, from_row
-from roundgate.tasks.running import Running
 from roundgate.tasks.stored import Lease
+from roundgate.tasks.turn import Turn
 from roundgate.tasks.watchdog import RUNNING
 
 if TYPE_CHECKING:
@@ -158,10 +158,10 @@ class Witness:
 
     def begins(self) -> None:
         """A step of the run that moves just now begins."""
-        running, place = RUNNING.get(), here.get()
-        assert isinstance(running, Running)
+        turn, place = RUNNING.get(), here.get()
+        assert isinstance(turn, Turn)
         assert isinstance(place, InStep)
-        lease, process = running.carrier.lease, self._shared.running()
+        lease, process = turn.lease, self._shared.running()
         assert process is not None
         seen = self.seen[lease.ref.id]
         self.counts["steps"] += 1
@@ -178,16 +178,16 @@ class Witness:
         self._is_alone(process)
 
     def _is_alone(self, process: Any) -> None:
-        held = [self.seen[one.carrier.ref.id] for one in process.worker.held()]
+        held = [self.seen[one.ref.id] for one in process.worker.held()]
         mine = [one for one in held if one.held_by is process and one.row["lease_until_ms"]]
         if len(mine) > 1 and any(one.row["alone"] for one in mine):
             self._wrong(mine[0].row["id"], "a suspect does not run alone")
 
     def effect(self, label: str, *, at_most_once: bool = False) -> None:
         """A step does what it is there for."""
-        running = RUNNING.get()
-        assert isinstance(running, Running)
-        lease, process = running.carrier.lease, self._shared.running()
+        turn = RUNNING.get()
+        assert isinstance(turn, Turn)
+        lease, process = turn.lease, self._shared.running()
         assert process is not None
         name, world = lease.ref.id, self._shared.world
         before = self.effects[name, label]

@@ -32,6 +32,7 @@ from roundgate.storage.tasks import (
     Drop,
     Ending,
     Lost,
+    Mark,
     OpenTask,
     Part,
     Put,
@@ -40,24 +41,21 @@ from roundgate.storage.tasks import (
     Wanted,
     Work,
 )
-from roundgate.tasks import TaskCall
+from roundgate.tasks import TaskCall, events
 from roundgate.tasks.events import (
-    NOTHING,
     Added,
     Answered,
     Cancelled,
     Delivered,
-    Mark,
     NewTask,
     NotClaimed,
     Postponed,
     Sending,
-    marks_from_record,
 )
 from roundgate.tasks.external import Deliveries
-from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
+from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 from tests.support.clocks import FixedClock
-from tests.support.postponing import postpone
+from tests.support.postponing import Move, postpone, postpone_many
 
 Reopen = Callable[[], StoredTasks]
 
@@ -90,9 +88,11 @@ class DiesBeforeItNotes:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
+    async def apply(self, ref: TaskRef, event: events.Event, now_ms: int) -> events.Decision:
         """Not now."""
-        raise Unavailable("away")
+        if isinstance(event, events.NoteRetry):
+            raise Unavailable("away")
+        return await self._store.apply(ref, event, now_ms)
 
 
 def as_store(store: Any) -> StoredTasks:
@@ -134,7 +134,8 @@ async def record(store: StoredTasks, ref: TaskRef = REF, now_ms: int = NOW) -> T
 async def claim(
     store: StoredTasks, ref: TaskRef = REF, now_ms: int = NOW, until_ms: int = UNTIL, **facts: Any
 ) -> Claimed:
-    claimed = await store.claim(ref, now_ms, until_ms, **facts)
+    times = {"due_ms": until_ms, "lapsed_ms": now_ms, **facts}
+    claimed = await store.claim(ref, events.Claim(until_ms, **times), now_ms)
     assert isinstance(claimed, Claimed), claimed
     return claimed
 
@@ -157,22 +158,15 @@ async def asking(
 ) -> Lease:
     """A new task that waits for answers, and the lease that is over."""
     lease = await working(store, ref, **facts)
-    await store.suspend(lease, NOTHING, requests, NOW)
+    await store.write(lease, events.Suspend(requests), NOW)
     return lease
 
 
 async def blamed(store: StoredTasks) -> Lease:
     """A task with which two workers have died that had nothing else, and one that had; and that has failed before."""
     lease = await working(store)
-    await store.release(
-        lease,
-        NOTHING,
-        NOW,
-        wake_ms=0,
-        due_ms=SOON,
-        attempts=3,
-        declined_ms=NOW - 9,
-        keeps_blame=True,
+    await store.write(
+        lease, events.Release(0, SOON, attempts=3, declined_ms=NOW - 9, keeps_blame=True), NOW
     )
     await claim(store, until_ms=NOW)
     for _ in range(2):
@@ -184,15 +178,15 @@ async def blamed(store: StoredTasks) -> Lease:
 
 
 async def asleep(store: StoredTasks) -> None:
-    await store.release(await working(store), NOTHING, NOW, wake_ms=END - 1, due_ms=END - 1)
+    await store.write(await working(store), events.Release(END - 1, END - 1), NOW)
 
 
 async def over(store: StoredTasks, status: Status, ref: TaskRef = REF) -> None:
     if status is Status.CANCELLED:
         await store.create(new(ref))
-        await store.cancel(ref, "cancelled", NOW)
+        await store.apply(ref, events.Cancel("cancelled", NOW), NOW)
     else:
-        await store.finish(await working(store, ref), status, b"outcome", "over", NOW)
+        await store.write(await working(store, ref), events.Finish(status, b"outcome", "over"), NOW)
 
 
 async def begun(store: StoredTasks, state: str) -> Lease | None:
@@ -204,9 +198,9 @@ async def begun(store: StoredTasks, state: str) -> Lease | None:
     if state == "working":
         return lease
     if state == "asking":
-        await store.suspend(lease, NOTHING, {"a": b"?", "b": blob(9000)}, NOW)
+        await store.write(lease, events.Suspend({"a": b"?", "b": blob(9000)}), NOW)
     else:
-        await store.release(lease, NOTHING, NOW, wake_ms=END - 1, due_ms=END - 1)
+        await store.write(lease, events.Release(END - 1, END - 1), NOW)
     return None
 
 
@@ -219,9 +213,9 @@ async def clean_up(
     journal: Sequence[bytes] | None = None,
 ) -> Claimed | None:
     until_ms = now_ms + (UNTIL - NOW)
-    return await store.claim_cleanup(
-        ref, now_ms, until_ms, due_ms=until_ms, lapsed_ms=now_ms, fence=fence, journal=journal
-    )
+    event = events.ClaimCleanup(until_ms, until_ms, now_ms, fence=fence, journal=journal)
+    claimed = await store.claim(ref, event, now_ms)
+    return claimed if isinstance(claimed, Claimed) else None
 
 
 async def raw(store: StoredTasks, ref: TaskRef = REF) -> TaskRecord:
@@ -231,9 +225,19 @@ async def raw(store: StoredTasks, ref: TaskRef = REF) -> TaskRecord:
     return found
 
 
-async def swapped(store: StoredTasks, change: Change) -> TaskRecord:
+def change(
+    before: TaskRecord,
+    fields: Mapping[str, Any],
+    puts: Sequence[Put] = (),
+    drops: Sequence[Drop] = (),
+) -> Change:
+    """A change of these fields."""
+    return Change(before, replace(before, **fields), puts, drops)
+
+
+async def swapped(store: StoredTasks, one: Change) -> TaskRecord:
     """The record after a swap that happens."""
-    after = await store.store.swap(change)
+    after = await store.store.swap(one)
     assert isinstance(after, TaskRecord)
     return after
 
@@ -292,27 +296,27 @@ class TaskStoreContract:
             "noted": 9,
             "ending": Ending.STEP_FAILED,
             "failed_steps": ("a b", "c"),
-            "events": ("event:paid 1 open", "order@1/event:paid 2 digest"),
+            "events": (Mark("event:paid", 1), Mark("order@1/event:paid", 2, digest="digest")),
             "retried_as": "other",
         }
         await store.create(new())
         before = await raw(store)
         known = before
         for name, value in values.items():
-            known = await swapped(store, Change(known, {name: value}))
+            known = await swapped(store, change(known, {name: value}))
             found = await raw(store)
             assert getattr(known, name) == getattr(found, name) == value
             assert (found, found.version) == (known, known.version)
         back = {name: getattr(before, name) for name in values}
-        assert await swapped(store, Change(known, back)) == before == await raw(store)
+        assert await swapped(store, change(known, back)) == before == await raw(store)
 
     async def test_a_swap_of_an_old_record_is_lost_and_hands_back_the_new_one(
         self, stores: list[StoredTasks]
     ) -> None:
         lease = await working(stores[0], journal=[b"0"])
         old = await raw(stores[0])
-        await stores[0].checkpoint(lease, Added([b"1"], b"state", "said"), NOW)
-        late = Change(
+        await stores[0].write(lease, events.Checkpoint(added=Added([b"1"], b"state", "said")), NOW)
+        late = change(
             old,
             {"fence": 99, "asked": ("q",)},
             [
@@ -327,7 +331,7 @@ class TaskStoreContract:
         assert lost.record == record
         assert work == Work(b"call", [b"0", b"1"], b"state", {})
         assert lost.record is not None
-        await swapped(stores[1], Change(lost.record, {}, [Put(Part.JOURNAL, b"2")]))
+        await swapped(stores[1], change(lost.record, {}, [Put(Part.JOURNAL, b"2")]))
         assert (await stores[2].store.read_work(REF))[1] == replace(
             work, journal=[b"0", b"1", b"2"]
         )
@@ -336,7 +340,7 @@ class TaskStoreContract:
         await stores[0].create(new())
         known = await raw(stores[0])
         changes = [
-            Change(known, {"fence": n}, [Put(Part.JOURNAL, b"%d" % n)]) for n in range(1, 21)
+            change(known, {"fence": n}, [Put(Part.JOURNAL, b"%d" % n)]) for n in range(1, 21)
         ]
         got = await asyncio.gather(
             *(stores[n % 4].store.swap(change) for n, change in enumerate(changes))
@@ -353,7 +357,7 @@ class TaskStoreContract:
         known, versions = await raw(store), set()
         for n in range(30):
             puts = [Put(Part.JOURNAL, b"%d %b" % (n, blob(n * 40)))]
-            known = await swapped(store, Change(known, {"noted": n + 1}, puts))
+            known = await swapped(store, change(known, {"noted": n + 1}, puts))
             versions.add(known.version)
         _, work = await store.store.read_work(REF)
         assert len(versions) == 30
@@ -369,13 +373,13 @@ class TaskStoreContract:
         assert list(known.asked) == ["a", "b", "c"]
         drops = [Drop(Part.REQUEST, "b"), Drop(Part.JOURNAL)]
         puts = [Put(Part.ANSWER, blob(size), "b"), Put(Part.JOURNAL, b"anew")]
-        known = await swapped(store, Change(known, {"asked": ("a", "c")}, puts, drops))
+        known = await swapped(store, change(known, {"asked": ("a", "c")}, puts, drops))
         assert list((await record(store)).requests) == ["a", "c"]
         _, work = await store.store.read_work(REF)
         assert work == Work(b"call", [b"anew"], b"{}", {"b": blob(size)})
         drops = [Drop(Part.REQUEST), Drop(Part.ANSWER), Drop(Part.JOURNAL)]
         puts = [Put(Part.CALL, blob(size)), Put(Part.REQUEST, b"!", "d")]
-        await swapped(store, Change(known, {"asked": ("d",)}, puts, drops))
+        await swapped(store, change(known, {"asked": ("d",)}, puts, drops))
         assert (await record(store)).requests == {"d": b"!"}
         _, work = await store.store.read_work(REF)
         assert work == Work(blob(size), [], b"{}", {})
@@ -385,16 +389,16 @@ class TaskStoreContract:
     ) -> None:
         await store.create(new(call=blob(9_000)))
         old = await raw(store)
-        known = await swapped(store, Change(old, {"fence": 1}))
+        known = await swapped(store, change(old, {"fence": 1}))
         assert await store.store.delete(old) is False
         assert await store.store.delete(known) is True
         assert await store.store.delete(known) is False
-        assert await store.store.swap(Change(known, {"fence": 2})) == Lost(None)
+        assert await store.store.swap(change(known, {"fence": 2})) == Lost(None)
         assert await store.store.read_work(REF) == (None, None)
         for ref in (TaskRef("owner", "other"), REF):  # perhaps in the place of the deleted one
             await store.create(new(ref))
-            await swapped(store, Change(await raw(store, ref), {"fence": 7}))
-            assert isinstance(await store.store.swap(Change(known, {"fence": 2})), Lost)
+            await swapped(store, change(await raw(store, ref), {"fence": 7}))
+            assert isinstance(await store.store.swap(change(known, {"fence": 2})), Lost)
             assert await store.store.delete(known) is False
             assert (await raw(store, ref)).fence == 7
 
@@ -404,11 +408,11 @@ class TaskStoreContract:
         await store.create(new())
         for n in range(1, 9):
             known = await raw(store)
-            cut = asyncio.ensure_future(store.store.swap(Change(known, {"attempts": n})))
+            cut = asyncio.ensure_future(store.store.swap(change(known, {"attempts": n})))
             await asyncio.sleep(0.001 * (n % 3))
             cut.cancel()
             await asyncio.wait([cut])
-            other = await store.store.swap(Change(known, {"deaths": n}))
+            other = await store.store.swap(change(known, {"deaths": n}))
             found = await raw(store)
             if isinstance(other, Lost):
                 assert other.record is not None
@@ -482,11 +486,11 @@ class TaskStoreContract:
         ]
         assert await store.count_open("b", 10) == 1
         assert await store.count_open("nobody", 10) == 0
-        await store.cancel(TaskRef("a", "3"), "cancelled", NOW)
-        await store.finish(
-            (await claim(store, TaskRef("a", "4"))).lease, Status.COMPLETED, b"", None, NOW
+        await store.apply(TaskRef("a", "3"), events.Cancel("cancelled", NOW), NOW)
+        await store.write(
+            (await claim(store, TaskRef("a", "4"))).lease, events.Finish(Status.COMPLETED, b""), NOW
         )
-        await store.expire([TaskRef("a", "5")], END)
+        await store.apply_many([(ref, events.Expire(END)) for ref in [TaskRef("a", "5")]], END)
         assert await store.count_open("a", 10) == 4
 
     async def test_ids_and_owners_do_not_meet(self, store: StoredTasks) -> None:
@@ -518,9 +522,13 @@ class TaskStoreContract:
         await stores[0].create(replace(task, state=blob(size)))
         found = await record(stores[1], task.ref)
         assert (list(found.requests.items()), found.asked) == (list(requests.items()), ("b", "a"))
-        assert await stores[2].answer(task.ref, {"a": b"!"}, NOW, SOON) is Answered.PARTLY
+        assert (
+            await stores[2].apply(task.ref, events.Answer({"a": b"!"}, SOON), NOW)
+        ).result is Answered.PARTLY
         assert list((await record(stores[3], task.ref)).requests) == ["b"]
-        assert await stores[2].answer(task.ref, {"b": b"!"}, NOW, SOON) is Answered.FULLY
+        assert (
+            await stores[2].apply(task.ref, events.Answer({"b": b"!"}, SOON), NOW)
+        ).result is Answered.FULLY
         claimed = await claim(stores[1], task.ref)
         assert (claimed.answers, claimed.state) == ({"a": b"!", "b": b"!"}, blob(size))
 
@@ -529,12 +537,12 @@ class TaskStoreContract:
         await stores[0].create(task)
         lease = Lease.of(await raw(stores[0]))
         later = Added([b"1"], blob(9_000), expires_ms=END + 5_000)
-        await stores[0].checkpoint(lease, later, NOW, UNTIL, END + 5_000)
+        await stores[0].write(lease, events.Checkpoint(UNTIL, END + 5_000, added=later), NOW)
         found = await record(stores[1], now_ms=END)
         assert (found.expires_ms, found.due_ms) == (END + 5_000, END + 5_000)
         assert [one.expires_ms for one in await stores[1].due(END + 5_000, 9)] == [END + 5_000]
         assert await stores[1].due(END + 4_999, 9) == []
-        await stores[0].finish(lease, Status.COMPLETED, b"", None, END, expires_ms=END + 1)
+        await stores[0].write(lease, events.Finish(Status.COMPLETED, b"", expires_ms=END + 1), END)
         assert await stores[1].read(task.ref, END + 1) is None
 
     @pytest.mark.parametrize("status", TERMINAL)
@@ -549,7 +557,7 @@ class TaskStoreContract:
             EVERY_BYTE,
         )
         assert (found.due_ms, found.created_ms, found.updated_ms) == (None, NOW, NOW)
-        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
+        assert await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.OVER
         assert (await store.open_tasks(10))[0] == []
         assert await store.due(END, 10) == []
 
@@ -567,7 +575,9 @@ class TaskStoreContract:
 
     async def test_everything_survives_a_restart(self, store: StoredTasks, reopen: Reopen) -> None:
         lease = await working(store, call=blob(10_000), journal=[b"0"])
-        await store.checkpoint(lease, Added([b"1", blob(10_000)], blob(9000), "on it"), NOW)
+        await store.write(
+            lease, events.Checkpoint(added=Added([b"1", blob(10_000)], blob(9000), "on it")), NOW
+        )
         before = await record(store)
         await store.aclose()
         again = reopen()
@@ -587,14 +597,16 @@ class TaskStoreContract:
     async def test_payloads_come_back_byte_for_byte(self, store: StoredTasks, size: int) -> None:
         payload = blob(size)
         lease = await working(store, call=payload, state=payload, journal=[payload])
-        await store.suspend(lease, Added([payload]), {"a": payload, "b": b"small"}, NOW)
+        await store.write(
+            lease, events.Suspend({"a": payload, "b": b"small"}, added=Added([payload])), NOW
+        )
         assert (await record(store)).requests == {"a": payload, "b": b"small"}
-        await store.answer(REF, {"a": payload, "b": b"small"}, NOW, SOON)
+        await store.apply(REF, events.Answer({"a": payload, "b": b"small"}, SOON), NOW)
         claimed = await claim(store)
         assert (claimed.call, claimed.state) == (payload, payload)
         assert list(claimed.journal) == [payload, payload]
         assert claimed.answers == {"a": payload, "b": b"small"}
-        await store.finish(claimed.lease, Status.COMPLETED, payload, None, NOW)
+        await store.write(claimed.lease, events.Finish(Status.COMPLETED, payload), NOW)
         assert (await record(store)).outcome == payload
 
     # large values
@@ -602,9 +614,9 @@ class TaskStoreContract:
         lease = await working(
             store, call=EVERY_BYTE, state=EVERY_BYTE, journal=[EVERY_BYTE, b"", b"\0"]
         )
-        await store.suspend(lease, NOTHING, {"a": EVERY_BYTE}, NOW)
+        await store.write(lease, events.Suspend({"a": EVERY_BYTE}), NOW)
         assert (await record(store)).requests == {"a": EVERY_BYTE}
-        await store.answer(REF, {"a": EVERY_BYTE}, NOW, SOON)
+        await store.apply(REF, events.Answer({"a": EVERY_BYTE}, SOON), NOW)
         claimed = await claim(store)
         assert (claimed.call, claimed.state, claimed.answers) == (
             EVERY_BYTE,
@@ -620,21 +632,21 @@ class TaskStoreContract:
     @pytest.mark.parametrize("size", [300_000, 3_000_000])
     async def test_a_journal_entry_may_be_large(self, store: StoredTasks, size: int) -> None:
         lease = await working(store, journal=[b"from before"])
-        await store.checkpoint(lease, Added([b"before"]), NOW)
-        await store.checkpoint(lease, Added([blob(size)]), NOW)
-        await store.checkpoint(lease, Added([b"after"]), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([b"before"])), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([blob(size)])), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([b"after"])), NOW)
         journal = (await take_over(store)).journal
         assert list(journal) == [b"from before", b"before", blob(size), b"after"]
 
     async def test_a_result_of_5_mb(self, store: StoredTasks) -> None:
         lease = await working(store)
-        await store.finish(lease, Status.COMPLETED, blob(5_000_000), None, NOW)
+        await store.write(lease, events.Finish(Status.COMPLETED, blob(5_000_000)), NOW)
         assert (await record(store)).outcome == blob(5_000_000)
 
     async def test_answers_of_500_kb(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "b": b"?", "c": b"?"})
         answers = {"a": blob(500_000), "b": b"small", "c": blob(500_001)}
-        assert await store.answer(REF, answers, NOW, SOON) is Answered.FULLY
+        assert (await store.apply(REF, events.Answer(answers, SOON), NOW)).result is Answered.FULLY
         assert (await claim(store)).answers == answers
 
     async def test_questions_of_500_kb(self, store: StoredTasks) -> None:
@@ -644,8 +656,8 @@ class TaskStoreContract:
 
     async def test_a_state_of_500_kb_is_replaced(self, store: StoredTasks) -> None:
         lease = await working(store, state=blob(500_000))
-        await store.checkpoint(lease, Added(state=blob(500_001)), NOW)
-        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        await store.write(lease, events.Checkpoint(added=Added(state=blob(500_001))), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
         assert (await take_over(store)).state == blob(500_001)
 
     # the journal
@@ -654,19 +666,23 @@ class TaskStoreContract:
         lease = await working(store, journal=[b"0"])
         entries = [b"%d %b" % (n, b"x" * (n % 90)) for n in range(1, 501)]
         for start in range(0, 500, 4):
-            await store.checkpoint(lease, Added(entries[start : start + 4]), NOW)
+            await store.write(
+                lease, events.Checkpoint(added=Added(entries[start : start + 4])), NOW
+            )
         assert list((await take_over(store)).journal) == [b"0", *entries]
 
     async def test_500_entries_at_once_stay_in_order(self, store: StoredTasks) -> None:
         entries = [b"entry %d" % n for n in range(500)]
         lease = await working(store, journal=entries)
-        await store.checkpoint(lease, Added(entries), NOW)
+        await store.write(lease, events.Checkpoint(added=Added(entries)), NOW)
         assert list((await take_over(store)).journal) == entries * 2
 
     async def test_checkpoints_of_one_worker_at_once_are_all_kept(self, store: StoredTasks) -> None:
         lease = await working(store)
         entries = [b"%d %b" % (n, blob(900)) for n in range(20)]
-        await asyncio.gather(*(store.checkpoint(lease, Added([entry]), NOW) for entry in entries))
+        await asyncio.gather(
+            *(store.write(lease, events.Checkpoint(added=Added([entry])), NOW) for entry in entries)
+        )
         assert sorted((await take_over(store)).journal) == sorted(entries)
 
     async def test_a_checkpoint_that_was_cut_off_may_be_tried_again(
@@ -675,12 +691,14 @@ class TaskStoreContract:
         """Its caller was cancelled and does not know whether it has happened."""
         lease = await working(store)
         for n in range(12):
-            cut = asyncio.ensure_future(store.checkpoint(lease, Added([b"%d" % n]), NOW))
+            cut = asyncio.ensure_future(
+                store.write(lease, events.Checkpoint(added=Added([b"%d" % n])), NOW)
+            )
             for _ in range(n % 4):
                 await asyncio.sleep(0)
             cut.cancel()
             await asyncio.wait([cut])
-            await store.checkpoint(lease, Added([b"%d" % n]), NOW)
+            await store.write(lease, events.Checkpoint(added=Added([b"%d" % n])), NOW)
         assert list((await take_over(store)).journal) == [b"%d" % n for n in range(12)]
 
     async def test_after_a_checkpoint_that_was_cut_off_others_are_kept_too(
@@ -688,11 +706,13 @@ class TaskStoreContract:
     ) -> None:
         lease = await working(store)
         for n in range(8):
-            cut = asyncio.ensure_future(store.checkpoint(lease, Added([b"cut %d" % n]), NOW))
+            cut = asyncio.ensure_future(
+                store.write(lease, events.Checkpoint(added=Added([b"cut %d" % n])), NOW)
+            )
             await asyncio.sleep(0.001 * (n % 3))
             cut.cancel()
             await asyncio.wait([cut])
-            await store.checkpoint(lease, Added([b"%d" % n]), NOW)
+            await store.write(lease, events.Checkpoint(added=Added([b"%d" % n])), NOW)
         journal = list((await take_over(store)).journal)
         assert [entry for entry in journal if not entry.startswith(b"cut")] == [
             b"%d" % n for n in range(8)
@@ -706,7 +726,9 @@ class TaskStoreContract:
         for n in range(1, 25):
             claimed = await take_over(stores[n % 4], now_ms=NOW + n, until_ms=NOW + n + 1)
             assert len(claimed.journal) == n
-            await stores[n % 4].checkpoint(claimed.lease, Added([b"%d" % n + blob(n * 100)]), NOW)
+            await stores[n % 4].write(
+                claimed.lease, events.Checkpoint(added=Added([b"%d" % n + blob(n * 100)])), NOW
+            )
         journal = (await take_over(stores[0], now_ms=NOW + 100)).journal
         assert list(journal) == [b"0", *(b"%d" % n + blob(n * 100) for n in range(1, 25))]
 
@@ -717,21 +739,21 @@ class TaskStoreContract:
         lease = await working(store, journal=[b"0"])
         added = Added([b"1", b"2"], b"new state", "said")
         if how == "checkpoint":
-            await store.checkpoint(lease, added, SOON)
-            await store.release(lease, NOTHING, SOON, wake_ms=0, due_ms=SOON)
+            await store.write(lease, events.Checkpoint(added=added), SOON)
+            await store.write(lease, events.Release(0, SOON), SOON)
         elif how == "suspend":
-            await store.suspend(lease, added, {"a": b"?"}, SOON)
-            await store.answer(REF, {"a": b"!"}, SOON, SOON)
+            await store.write(lease, events.Suspend({"a": b"?"}, added=added), SOON)
+            await store.apply(REF, events.Answer({"a": b"!"}, SOON), SOON)
         else:
-            await store.release(lease, added, SOON, wake_ms=0, due_ms=SOON)
+            await store.write(lease, events.Release(0, SOON, added=added), SOON)
         claimed = await claim(store)
         assert (list(claimed.journal), claimed.state) == ([b"0", b"1", b"2"], b"new state")
         assert (claimed.record.status_message, claimed.record.updated_ms) == ("said", SOON)
 
     async def test_what_is_not_added_stays(self, store: StoredTasks) -> None:
         lease = await working(store, state=b"state", status_message="said", journal=[b"0"])
-        await store.checkpoint(lease, NOTHING, NOW)
-        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+        await store.write(lease, events.Checkpoint(), NOW)
+        await store.write(lease, events.Release(0, SOON), NOW)
         claimed = await claim(store)
         assert (list(claimed.journal), claimed.state, claimed.record.status_message) == (
             [b"0"],
@@ -748,12 +770,18 @@ class TaskStoreContract:
         before = await record(store)
         foreign = TaskRef("other", "id")
         assert await store.read(foreign, NOW) is None
-        assert await store.answer(foreign, {"a": b"!"}, NOW, SOON) is Answered.UNKNOWN_TASK
-        assert await store.answer(foreign, {"a": blob(9000)}, NOW, SOON) is Answered.UNKNOWN_TASK
-        assert await store.cancel(foreign, "cancelled", NOW) is Cancelled.UNKNOWN_TASK
-        assert await store.claim(foreign, NOW, UNTIL) is NotClaimed.GONE
-        assert await store.requeue(foreign, NOW, SOON) is False
-        await store.expire([foreign], END)
+        assert (
+            await store.apply(foreign, events.Answer({"a": b"!"}, SOON), NOW)
+        ).result is Answered.UNKNOWN_TASK
+        assert (
+            await store.apply(foreign, events.Answer({"a": blob(9000)}, SOON), NOW)
+        ).result is Answered.UNKNOWN_TASK
+        assert (
+            await store.apply(foreign, events.Cancel("cancelled", NOW), NOW)
+        ).result is Cancelled.UNKNOWN_TASK
+        assert await store.claim(foreign, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.GONE
+        assert (await store.apply(foreign, events.Requeue(SOON), NOW)).happened is False
+        await store.apply(foreign, events.Expire(END), END)
         assert await record(store) == before
         assert ids((await store.find()).records) == ["id"]
 
@@ -764,15 +792,27 @@ class TaskStoreContract:
 
     async def test_a_task_past_its_time_is_as_if_it_never_was(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?"})
-        assert await store.answer(REF, {"a": b"!"}, END, SOON) is Answered.UNKNOWN_TASK
-        assert await store.answer(REF, {"b": b"!"}, END, SOON) is Answered.UNKNOWN_TASK
-        assert await store.answer(REF, {"a": blob(9000)}, END, SOON) is Answered.UNKNOWN_TASK
-        assert await store.cancel(REF, "cancelled", END) is Cancelled.UNKNOWN_TASK
-        assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
-        assert await store.answer(REF, {"a": b"!"}, END - 1, SOON) is Answered.FULLY
-        assert await store.requeue(REF, END, END) is False
-        assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
-        assert await store.cancel(REF, "cancelled", END) is Cancelled.UNKNOWN_TASK
+        assert (
+            await store.apply(REF, events.Answer({"a": b"!"}, SOON), END)
+        ).result is Answered.UNKNOWN_TASK
+        assert (
+            await store.apply(REF, events.Answer({"b": b"!"}, SOON), END)
+        ).result is Answered.UNKNOWN_TASK
+        assert (
+            await store.apply(REF, events.Answer({"a": blob(9000)}, SOON), END)
+        ).result is Answered.UNKNOWN_TASK
+        assert (
+            await store.apply(REF, events.Cancel("cancelled", END), END)
+        ).result is Cancelled.UNKNOWN_TASK
+        assert await store.claim(REF, events.Claim(END + 1, END + 1, END), END) is NotClaimed.GONE
+        assert (
+            await store.apply(REF, events.Answer({"a": b"!"}, SOON), END - 1)
+        ).result is Answered.FULLY
+        assert (await store.apply(REF, events.Requeue(END), END)).happened is False
+        assert await store.claim(REF, events.Claim(END + 1, END + 1, END), END) is NotClaimed.GONE
+        assert (
+            await store.apply(REF, events.Cancel("cancelled", END), END)
+        ).result is Cancelled.UNKNOWN_TASK
         assert (await record(store)).status is Status.WORKING
 
     # restart and park
@@ -783,34 +823,39 @@ class TaskStoreContract:
         await asking(
             store, {"a": b"?"}, call=blob(9000), journal=[b"0", blob(9000)], state=blob(9000)
         )
-        await store.answer(REF, {"a": blob(9000)}, NOW, SOON)
+        await store.apply(REF, events.Answer({"a": blob(9000)}, SOON), NOW)
         lease = (await claim(store)).lease
-        await store.checkpoint(lease, Added([b"1", blob(20_000)]), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([b"1", blob(20_000)])), NOW)
         before = await record(store)
-        await store.restart(
-            lease, blob(30_000), [b"first", blob(500_000)], b"state", 2, NOW, SOON + 1
+        await store.write(
+            lease,
+            events.Restart(blob(30_000), [b"first", blob(500_000)], b"state", 2, SOON + 1),
+            NOW,
         )
         expected = replace(before, lease_until_ms=0, due_ms=SOON + 1, journal_version=2)
         assert await record(store) == expected
         claimed = await claim(store)
         assert (claimed.call, claimed.state) == (blob(30_000), b"state")
         assert (list(claimed.journal), claimed.answers) == ([b"first", blob(500_000)], {})
-        await store.checkpoint(claimed.lease, Added([b"more"]), NOW)
+        await store.write(claimed.lease, events.Checkpoint(added=Added([b"more"])), NOW)
         assert list((await take_over(store)).journal) == [b"first", blob(500_000), b"more"]
 
     async def test_a_parked_task_is_working_and_claimed_by_nobody(self, store: StoredTasks) -> None:
         lease = await working(store, journal=[b"0"])
-        await store.park(lease, "waits for its operator", SOON)
+        await store.write(lease, events.Park("waits for its operator"), SOON)
         found = await record(store)
         assert (found.status, found.status_message) == (Status.WORKING, "waits for its operator")
         assert (found.lease_until_ms, found.wake_ms, found.due_ms) == (0, END, END)
         assert (found.updated_ms, found.revision) == (SOON, 2)
-        assert await store.claim(REF, END - 1, END, alone=True) is NotClaimed.ASLEEP
+        assert (
+            await store.claim(REF, events.Claim(END, END, END - 1, alone=True), END - 1)
+            is NotClaimed.ASLEEP
+        )
         assert await store.due(END - 1, 10) == []
 
     async def test_a_parked_task_is_brought_back_by_its_operator(self, store: StoredTasks) -> None:
-        await store.park(await blamed(store), "waits for its operator", NOW)
-        assert await store.requeue(REF, NOW, SOON) is True
+        await store.write(await blamed(store), events.Park("waits for its operator"), NOW)
+        assert (await store.apply(REF, events.Requeue(SOON), NOW)).happened is True
         found = (await claim(store)).record
         assert (found.wake_ms, found.suspect, found.deaths, found.attempts) == (0, False, 0, 0)
 
@@ -821,7 +866,7 @@ class TaskStoreContract:
     ) -> None:
         keys = ["z", "a", "Z", "m", "10", "9", "a.b", "#a", ":a", "ä", "a b", "status", "a[0]"]
         requests = {key: key.encode() for key in keys}
-        await store.suspend(await working(store), NOTHING, requests, SOON)
+        await store.write(await working(store), events.Suspend(requests), SOON)
         found = await record(store)
         assert list(found.requests.items()) == list(requests.items())
         assert (found.status, found.updated_ms, found.due_ms) == (Status.INPUT_REQUIRED, SOON, END)
@@ -833,14 +878,16 @@ class TaskStoreContract:
         requests = {f"question {n * 7 % 150}": b"%d" % n for n in range(150)}
         await asking(store, requests)
         assert list((await record(store)).requests.items()) == list(requests.items())
-        assert await store.answer(REF, requests, NOW, SOON) is Answered.FULLY
+        assert (await store.apply(REF, events.Answer(requests, SOON), NOW)).result is Answered.FULLY
         assert (await claim(store)).answers == requests
 
     # answer
 
     async def test_with_all_answers_the_task_works_and_is_due(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
-        assert await store.answer(REF, {"b": b"2", "a": b"1"}, SOON, SOON + 1) is Answered.FULLY
+        assert (
+            await store.apply(REF, events.Answer({"b": b"2", "a": b"1"}, SOON + 1), SOON)
+        ).result is Answered.FULLY
         found = await record(store)
         assert (found.status, found.requests, found.due_ms, found.updated_ms) == (
             Status.WORKING,
@@ -855,12 +902,16 @@ class TaskStoreContract:
         self, store: StoredTasks, size: int
     ) -> None:
         await asking(store, {"c": b"3?", "b": b"2?", "a": b"1?"})
-        assert await store.answer(REF, {"b": blob(size)}, SOON, SOON) is Answered.PARTLY
+        assert (
+            await store.apply(REF, events.Answer({"b": blob(size)}, SOON), SOON)
+        ).result is Answered.PARTLY
         found = await record(store)
         assert list(found.requests.items()) == [("c", b"3?"), ("a", b"1?")]
         assert (found.status, found.due_ms, found.updated_ms) == (Status.INPUT_REQUIRED, END, SOON)
-        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.WAITING
-        assert await store.answer(REF, {"a": b"1", "c": b"3"}, SOON, SOON) is Answered.FULLY
+        assert await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.WAITING
+        assert (
+            await store.apply(REF, events.Answer({"a": b"1", "c": b"3"}, SOON), SOON)
+        ).result is Answered.FULLY
         assert (await claim(store)).answers == {"a": b"1", "b": blob(size), "c": b"3"}
 
     @pytest.mark.parametrize("size", [1, 9000])
@@ -872,9 +923,13 @@ class TaskStoreContract:
             {},
             {"": blob(size), "A": b"", "a ": b"", "k" * 70_000: b""},
         ):
-            assert await store.answer(REF, answers, NOW, SOON) is Answered.NOT_NEEDED
+            assert (
+                await store.apply(REF, events.Answer(answers, SOON), NOW)
+            ).result is Answered.NOT_NEEDED
         assert await record(store) == before
-        assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.FULLY
+        assert (
+            await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
+        ).result is Answered.FULLY
         assert (await claim(store)).answers == {"a": b"!"}
 
     @pytest.mark.parametrize("size", [1, 9000])
@@ -883,33 +938,44 @@ class TaskStoreContract:
     ) -> None:
         await asking(store, {"a": b"?"})
         assert (
-            await store.answer(REF, {"a": b"!", "b": blob(size), "": b""}, NOW, SOON)
-            is Answered.FULLY
-        )
+            await store.apply(REF, events.Answer({"a": b"!", "b": blob(size), "": b""}, SOON), NOW)
+        ).result is Answered.FULLY
         assert (await claim(store)).answers == {"a": b"!"}
 
     async def test_an_unknown_answer_beside_some_does_no_harm(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "c": b"?"})
-        assert await store.answer(REF, {"a": b"!", "b": b"!"}, NOW, SOON) is Answered.PARTLY
-        assert await store.answer(REF, {"c": b"!"}, NOW, SOON) is Answered.FULLY
+        assert (
+            await store.apply(REF, events.Answer({"a": b"!", "b": b"!"}, SOON), NOW)
+        ).result is Answered.PARTLY
+        assert (
+            await store.apply(REF, events.Answer({"c": b"!"}, SOON), NOW)
+        ).result is Answered.FULLY
         assert (await claim(store)).answers == {"a": b"!", "c": b"!"}
 
     async def test_the_first_answer_to_a_question_counts(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
-        assert await store.answer(REF, {"a": b"first"}, NOW, SOON) is Answered.PARTLY
-        before = await record(store)
-        assert await store.answer(REF, {"a": b"second"}, SOON, SOON) is Answered.NOT_NEEDED
-        assert await record(store) == before
-        assert await store.answer(REF, {"a": b"third", "b": b"first"}, NOW, SOON) is Answered.FULLY
         assert (
-            await store.answer(REF, {"a": b"late", "b": b"late"}, NOW, SOON) is Answered.NOT_NEEDED
-        )
+            await store.apply(REF, events.Answer({"a": b"first"}, SOON), NOW)
+        ).result is Answered.PARTLY
+        before = await record(store)
+        assert (
+            await store.apply(REF, events.Answer({"a": b"second"}, SOON), SOON)
+        ).result is Answered.NOT_NEEDED
+        assert await record(store) == before
+        assert (
+            await store.apply(REF, events.Answer({"a": b"third", "b": b"first"}, SOON), NOW)
+        ).result is Answered.FULLY
+        assert (
+            await store.apply(REF, events.Answer({"a": b"late", "b": b"late"}, SOON), NOW)
+        ).result is Answered.NOT_NEEDED
         assert (await claim(store)).answers == {"a": b"first", "b": b"first"}
 
     async def test_a_task_that_does_not_ask_needs_no_answer(self, store: StoredTasks) -> None:
         await store.create(new())
         before = await record(store)
-        assert await store.answer(REF, {"a": b"!"}, NOW, END) is Answered.NOT_NEEDED
+        assert (
+            await store.apply(REF, events.Answer({"a": b"!"}, END), NOW)
+        ).result is Answered.NOT_NEEDED
         assert await record(store) == before
 
     @pytest.mark.parametrize("status", TERMINAL)
@@ -918,31 +984,43 @@ class TaskStoreContract:
     ) -> None:
         await over(store, status)
         before = await record(store)
-        assert await store.answer(REF, {"a": b"!"}, SOON, END) is Answered.NOT_NEEDED
+        assert (
+            await store.apply(REF, events.Answer({"a": b"!"}, END), SOON)
+        ).result is Answered.NOT_NEEDED
         assert await record(store) == before
 
     async def test_an_answer_after_the_end_is_too_late_for_the_question_it_is_for(
         self, store: StoredTasks
     ) -> None:
         await asking(store, {"a": b"?"})
-        await store.cancel(REF, "cancelled", NOW)
-        assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.NOT_NEEDED
+        await store.apply(REF, events.Cancel("cancelled", NOW), NOW)
+        assert (
+            await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
+        ).result is Answered.NOT_NEEDED
         assert (await record(store)).status is Status.CANCELLED
 
     async def test_an_answer_to_an_unknown_task_is_for_an_unknown_task(
         self, store: StoredTasks
     ) -> None:
-        assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.UNKNOWN_TASK
-        assert await store.answer(REF, {}, NOW, SOON) is Answered.UNKNOWN_TASK
-        assert await store.answer(REF, {"a": blob(9000)}, NOW, SOON) is Answered.UNKNOWN_TASK
+        assert (
+            await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
+        ).result is Answered.UNKNOWN_TASK
+        assert (
+            await store.apply(REF, events.Answer({}, SOON), NOW)
+        ).result is Answered.UNKNOWN_TASK
+        assert (
+            await store.apply(REF, events.Answer({"a": blob(9000)}, SOON), NOW)
+        ).result is Answered.UNKNOWN_TASK
 
     async def test_answers_of_all_rounds_are_kept(self, store: StoredTasks) -> None:
         lease = await working(store)
         expected: dict[str, bytes] = {}
         for n in range(30):
-            await store.suspend(lease, NOTHING, {f"{n}/{m}": b"?" for m in range(4)}, NOW)
+            await store.write(lease, events.Suspend({f"{n}/{m}": b"?" for m in range(4)}), NOW)
             answers = {f"{n}/{m}": b"%d %d %b" % (n, m, blob(3900)) for m in range(4)}
-            assert await store.answer(REF, answers, NOW, SOON) is Answered.FULLY
+            assert (
+                await store.apply(REF, events.Answer(answers, SOON), NOW)
+            ).result is Answered.FULLY
             expected |= answers
             lease = (await claim(store)).lease
         assert (await take_over(store)).answers == expected
@@ -951,10 +1029,12 @@ class TaskStoreContract:
         self, store: StoredTasks
     ) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
-        await store.answer(REF, {"a": b"old", "b": b"b"}, NOW, SOON)
-        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"again?"}, NOW)
+        await store.apply(REF, events.Answer({"a": b"old", "b": b"b"}, SOON), NOW)
+        await store.write((await claim(store)).lease, events.Suspend({"a": b"again?"}), NOW)
         assert (await record(store)).requests == {"a": b"again?"}
-        assert await store.answer(REF, {"a": b"new"}, NOW, SOON) is Answered.FULLY
+        assert (
+            await store.apply(REF, events.Answer({"a": b"new"}, SOON), NOW)
+        ).result is Answered.FULLY
         assert (await claim(store)).answers == {"a": b"new", "b": b"b"}
 
     @pytest.mark.parametrize("size", [1, 9000])
@@ -964,10 +1044,11 @@ class TaskStoreContract:
         answers = {f"{n}": b"%d %b" % (n, blob(size)) for n in range(12)}
         await asking(stores[0], dict.fromkeys(answers, b"?"))
         each = [
-            stores[n % 4].answer(REF, {key: value}, NOW, SOON)
+            stores[n % 4].apply(REF, events.Answer({key: value}, SOON), NOW)
             for n, (key, value) in enumerate(answers.items())
         ]
-        assert sorted(await asyncio.gather(*each)) == [Answered.FULLY] + [Answered.PARTLY] * 11
+        got = [str(decision.result) for decision in await asyncio.gather(*each)]
+        assert sorted(got) == [Answered.FULLY] + [Answered.PARTLY] * 11
         assert (await claim(stores[0])).answers == answers
 
     async def test_of_two_answers_to_a_question_one_is_taken(
@@ -975,9 +1056,10 @@ class TaskStoreContract:
     ) -> None:
         await asking(stores[0], {"a": b"?"})
         each = [
-            store.answer(REF, {"a": b"%d" % n}, NOW, SOON) for n, store in enumerate(stores * 3)
+            store.apply(REF, events.Answer({"a": b"%d" % n}, SOON), NOW)
+            for n, store in enumerate(stores * 3)
         ]
-        got = await asyncio.gather(*each)
+        got = [str(decision.result) for decision in await asyncio.gather(*each)]
         assert sorted(got) == [Answered.FULLY] + [Answered.NOT_NEEDED] * 11
         assert (await claim(stores[0])).answers == {"a": b"%d" % got.index(Answered.FULLY)}
 
@@ -988,9 +1070,9 @@ class TaskStoreContract:
             ref = TaskRef("owner", f"{n}")
             await asking(stores[0], {"a": b"?", "b": b"?"}, ref)
             await asyncio.gather(
-                stores[1].answer(ref, {"a": b"!"}, NOW, SOON),
-                stores[2].cancel(ref, "cancelled", NOW),
-                stores[3].answer(ref, {"b": b"!"}, NOW, SOON),
+                stores[1].apply(ref, events.Answer({"a": b"!"}, SOON), NOW),
+                stores[2].apply(ref, events.Cancel("cancelled", NOW), NOW),
+                stores[3].apply(ref, events.Answer({"b": b"!"}, SOON), NOW),
             )
             found = await record(stores[0], ref)
             assert (found.status, found.requests, found.due_ms) == (Status.CANCELLED, {}, None)
@@ -1027,23 +1109,23 @@ class TaskStoreContract:
         assert await due_ms() == SOON
         lease = (await claim(store)).lease
         assert await due_ms() == SOON
-        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
         assert await due_ms() == SOON
-        await store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL + 1)
+        await store.write(lease, events.Checkpoint(UNTIL + 1), NOW)
         assert await due_ms() == SOON
-        await store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL + 1, due_ms=UNTIL + 2)
+        await store.write(lease, events.Checkpoint(UNTIL + 1, UNTIL + 2), NOW)
         assert await due_ms() == UNTIL + 2
-        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON + 2)
+        await store.write(lease, events.Release(0, SOON + 2), NOW)
         assert await due_ms() == SOON + 2
-        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?", "b": b"?"}, NOW)
+        await store.write((await claim(store)).lease, events.Suspend({"a": b"?", "b": b"?"}), NOW)
         assert await due_ms() == END
-        await store.answer(REF, {"a": b"!"}, NOW, SOON + 3)
+        await store.apply(REF, events.Answer({"a": b"!"}, SOON + 3), NOW)
         assert await due_ms() == END
-        await store.answer(REF, {"b": b"!"}, NOW, SOON + 3)
+        await store.apply(REF, events.Answer({"b": b"!"}, SOON + 3), NOW)
         assert await due_ms() == SOON + 3
-        await store.requeue(REF, NOW, SOON + 4)
+        await store.apply(REF, events.Requeue(SOON + 4), NOW)
         assert await due_ms() == SOON + 4
-        await store.finish((await claim(store)).lease, Status.COMPLETED, b"", None, NOW)
+        await store.write((await claim(store)).lease, events.Finish(Status.COMPLETED, b""), NOW)
         assert await due_ms() is None
 
     @pytest.mark.parametrize("status", TERMINAL)
@@ -1068,10 +1150,10 @@ class TaskStoreContract:
     ) -> None:
         await store.create(new())
         (task,) = await store.due(SOON, 10)
-        await store.checkpoint((await claim(store)).lease, NOTHING, NOW, UNTIL, UNTIL)
+        await store.write((await claim(store)).lease, events.Checkpoint(UNTIL, UNTIL), NOW)
         assert await postpone(store, task, END) is False
         assert (await record(store)).due_ms == UNTIL
-        await store.cancel(REF, "cancelled", NOW)
+        await store.apply(REF, events.Cancel("cancelled", NOW), NOW)
         assert await postpone(store, replace(task, due_ms=UNTIL), END) is False
         assert (await store.open_tasks(10))[0] == []
         assert await postpone(store, replace(task, ref=TaskRef("owner", "unknown")), END) is False
@@ -1081,9 +1163,9 @@ class TaskStoreContract:
         lease = await working(store)
         before = await record(store)
         (task,) = await store.due(UNTIL, 10)
-        assert await store.postpone_many([Move(task, END, 1)], UNTIL) == [Postponed.LAPSED]
+        assert await postpone_many(store, [Move(task, END, 1)], UNTIL) == [Postponed.LAPSED]
         assert await record(store) == replace(before, due_ms=END, resends=1)
-        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
 
     async def test_a_task_that_a_worker_has_is_put_off_until_its_lease_has_lapsed(
         self, store: StoredTasks
@@ -1092,25 +1174,25 @@ class TaskStoreContract:
         before = await record(store)
         (task,) = await store.due(SOON, 10)
         move = Move(task, END, 1)
-        assert await store.postpone_many([move], UNTIL + 4, skew_ms=5) == [Postponed.HELD]
+        assert await postpone_many(store, [move], UNTIL + 4, skew_ms=5) == [Postponed.HELD]
         assert await record(store) == replace(before, due_ms=UNTIL + 5)
-        assert await store.postpone_many([move], UNTIL + 4, skew_ms=5) == [Postponed.MISSED]
+        assert await postpone_many(store, [move], UNTIL + 4, skew_ms=5) == [Postponed.MISSED]
         (task,) = await store.due(UNTIL + 5, 10)
         assert (task.resends, task.unsent) == (0, True)
         again = Move(task, END, 1)
-        assert await store.postpone_many([again], UNTIL + 5, skew_ms=5) == [Postponed.LAPSED]
-        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        assert await postpone_many(store, [again], UNTIL + 5, skew_ms=5) == [Postponed.LAPSED]
+        await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
 
     async def test_a_task_that_nobody_has_is_moved_and_no_lease_has_lapsed(
         self, store: StoredTasks
     ) -> None:
         await store.create(new())
         (task,) = await store.due(SOON, 10)
-        assert await store.postpone_many([Move(task, END, 1)], SOON, 5) == [Postponed.MOVED]
+        assert await postpone_many(store, [Move(task, END, 1)], SOON, 5) == [Postponed.MOVED]
         lease = (await claim(store)).lease
-        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+        await store.write(lease, events.Release(0, SOON), NOW)
         (task,) = await store.due(SOON, 10)
-        assert await store.postpone_many([Move(task, END, 1)], END, 5) == [Postponed.MOVED]
+        assert await postpone_many(store, [Move(task, END, 1)], END, 5) == [Postponed.MOVED]
 
     async def test_whether_a_task_is_renewed_or_found_late_first_it_is_due_while_it_is_open(
         self, stores: list[StoredTasks]
@@ -1120,8 +1202,8 @@ class TaskStoreContract:
             lease = await working(stores[0], ref)
             (task,) = [one for one in await stores[1].due(SOON, 100) if one.ref == ref]
             _, (became,) = await asyncio.gather(
-                stores[0].checkpoint(lease, NOTHING, NOW, UNTIL + 1, UNTIL + 9),
-                stores[1].postpone_many([Move(task, END, 1)], SOON, 5),
+                stores[0].write(lease, events.Checkpoint(UNTIL + 1, UNTIL + 9), NOW),
+                postpone_many(stores[1], [Move(task, END, 1)], SOON, 5),
             )
             assert became in {Postponed.HELD, Postponed.MISSED}
             assert (await record(stores[0], ref)).due_ms == UNTIL + 9
@@ -1131,7 +1213,7 @@ class TaskStoreContract:
         self, store: StoredTasks, state: str
     ) -> None:
         await (working(store) if state == "working" else asking(store, {"a": b"?"}))
-        await store.expire([REF], END)
+        await store.apply(REF, events.Expire(END), END)
         found = await record(store)  # as nobody sees it any more
         assert (found.status, found.due_ms, found.requests, found.outcome) == (
             Status.FAILED,
@@ -1145,8 +1227,10 @@ class TaskStoreContract:
     async def test_a_task_whose_time_is_not_over_is_not_ended(self, store: StoredTasks) -> None:
         await store.create(new())
         before = await record(store)
-        await store.expire([REF], END - 1)
-        await store.expire([TaskRef("owner", "unknown")], END)
+        await store.apply(REF, events.Expire(END - 1), END - 1)
+        await store.apply_many(
+            [(ref, events.Expire(END)) for ref in [TaskRef("owner", "unknown")]], END
+        )
         assert await record(store) == before
         assert ids((await store.find()).records) == ["id"]
 
@@ -1154,7 +1238,7 @@ class TaskStoreContract:
     async def test_what_is_over_does_not_expire(self, store: StoredTasks, status: Status) -> None:
         await over(store, status)
         before = await record(store)
-        await store.expire([REF], END)
+        await store.apply(REF, events.Expire(END), END)
         assert await record(store) == before
 
     async def test_nothing_is_forgotten_that_can_be_found(self, store: StoredTasks) -> None:
@@ -1168,7 +1252,7 @@ class TaskStoreContract:
         later_ms = END + 10 * FORGET_AFTER_MS
         lease = await working(store, call=blob(50_000))
         added = Added([b"1", blob(50_000)], expires_ms=later_ms)
-        await store.release(lease, added, NOW, wake_ms=later_ms - 1, due_ms=SOON)
+        await store.write(lease, events.Release(later_ms - 1, SOON, added=added), NOW)
         assert await store.forget(END + 2 * FORGET_AFTER_MS) == 0
         assert (await record(store, now_ms=later_ms - 1)).expires_ms == later_ms
         claimed = await claim(store, now_ms=later_ms - 1, until_ms=later_ms)
@@ -1181,7 +1265,7 @@ class TaskStoreContract:
             assert (task.resends, (await record(store)).resends) == (n, n)
             assert await postpone(store, task, SOON + n + 1) is True
         (task,) = await store.due(END, 10)
-        assert await store.postpone_many([Move(task, SOON + 9, task.resends)], SOON) == [
+        assert await postpone_many(store, [Move(task, SOON + 9, task.resends)], SOON) == [
             Postponed.MOVED
         ]
         assert (await record(store)).resends == 3
@@ -1197,29 +1281,31 @@ class TaskStoreContract:
         await store.create(new())
         assert not await unsent(), "whoever creates it sends one"
         lease = (await claim(store)).lease
-        await store.checkpoint(lease, NOTHING, NOW, UNTIL, UNTIL)
+        await store.write(lease, events.Checkpoint(UNTIL, UNTIL), NOW)
         assert await unsent(), "that message is gone"
         (task,) = await store.due(UNTIL, 10)
         assert await postpone(store, task, UNTIL + 1)
         assert not await unsent(), "the sweep sends one"
         (task,) = await store.due(UNTIL + 1, 10)
         waits = Move(task, UNTIL + 2, 0, Sending.LEFT)
-        assert await store.postpone_many([waits], UNTIL + 1) == [Postponed.LAPSED]
+        assert await postpone_many(store, [waits], UNTIL + 1) == [Postponed.LAPSED]
         assert await unsent(), "a worker that has it wait does not"
         assert (await record(store)).resends == 0
-        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON + 2_000)
+        await store.write(lease, events.Release(SOON, SOON + 2_000), NOW)
         assert not await unsent(), "its worker has sent one that is delayed"
         lease = (await claim(store, now_ms=SOON)).lease
-        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
+        await store.write(lease, events.Release(SOON, SOON), NOW)
         assert await unsent(), "it sleeps for too long for a message"
         lease = (await claim(store, now_ms=SOON)).lease
-        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False)
+        assert (
+            await store.apply(REF, events.LetGo(SOON, blame=False, fence=lease.fence), NOW)
+        ).happened
         assert await unsent()
-        await store.requeue(REF, NOW, SOON)
+        await store.apply(REF, events.Requeue(SOON), NOW)
         assert not await unsent()
-        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?"}, NOW)
+        await store.write((await claim(store)).lease, events.Suspend({"a": b"?"}), NOW)
         assert not await unsent()
-        await store.answer(REF, {"a": b"!"}, NOW, SOON)
+        await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
         assert not await unsent()
 
     async def test_many_are_postponed_at_once_and_each_by_itself(
@@ -1229,17 +1315,17 @@ class TaskStoreContract:
         for ref in refs:
             await stores[0].create(new(ref))
         tasks = sorted(await stores[0].due(SOON, 100), key=lambda task: task.ref)
-        await stores[0].cancel(refs[7], "cancelled", NOW)
+        await stores[0].apply(refs[7], events.Cancel("cancelled", NOW), NOW)
         await claim(stores[1], refs[8])
         moves = [Move(task, UNTIL + n, 1) for n, task in enumerate(tasks)]
-        got = await asyncio.gather(*(store.postpone_many(moves, SOON) for store in stores[:3]))
+        got = await asyncio.gather(*(postpone_many(store, moves, SOON) for store in stores[:3]))
         assert [sorted({*each} - {Postponed.MISSED}) for each in zip(*got, strict=True)] == [
             {7: [], 8: [Postponed.HELD]}.get(n, [Postponed.MOVED]) for n in range(60)
         ]
         assert sum(one is not Postponed.MISSED for each in got for one in each) == 59
         left = {task.ref: task.due_ms for task in (await stores[0].open_tasks(100))[0]}
         assert left == {ref: UNTIL + (n if n != 8 else 0) for n, ref in enumerate(refs) if n != 7}
-        assert await stores[0].postpone_many([], SOON) == []
+        assert await postpone_many(stores[0], [], SOON) == []
 
     # shards
 
@@ -1334,9 +1420,9 @@ class TaskStoreContract:
     async def test_tasks_that_ended_are_found_by_how_they_did(self, store: StoredTasks) -> None:
         for n, status in enumerate((Status.FAILED, Status.COMPLETED, Status.CANCELLED)):
             ref = TaskRef(f"owner{n}", status.value)
-            await store.finish(await working(store, ref), status, b"{}", None, NOW)
+            await store.write(await working(store, ref), events.Finish(status, b"{}"), NOW)
         await working(store, TaskRef("owner", "cancelled by its owner"))
-        await store.cancel(TaskRef("owner", "cancelled by its owner"), "no", NOW)
+        await store.apply(TaskRef("owner", "cancelled by its owner"), events.Cancel("no", NOW), NOW)
         await store.create(new(TaskRef("o", "1"), status=Status.FAILED, outcome=b"{}"))
 
         async def found(*statuses: Status) -> list[str]:
@@ -1356,14 +1442,16 @@ class TaskStoreContract:
         for ending in (Ending.OK, Ending.TOOL_ERROR, Ending.STEP_FAILED):
             lease = await working(store, TaskRef("owner", ending.value))
             failed = ["order@1/charge#2", "ship"] if ending is Ending.STEP_FAILED else []
-            await store.finish(
-                *(lease, Status.COMPLETED, b"{}", None, NOW), ending=ending, failed_steps=failed
+            await store.write(
+                lease,
+                events.Finish(Status.COMPLETED, b"{}", ending=ending, failed_steps=failed),
+                NOW,
             )
         lease = await working(store, TaskRef("owner", "error"))
-        await store.finish(lease, Status.FAILED, b"{}", None, NOW)
+        await store.write(lease, events.Finish(Status.FAILED, b"{}"), NOW)
         await working(store, TaskRef("owner", "open"))
         await working(store, TaskRef("owner", "cancelled"))
-        await store.cancel(TaskRef("owner", "cancelled"), "no", NOW)
+        await store.apply(TaskRef("owner", "cancelled"), events.Cancel("no", NOW), NOW)
         over = new(TaskRef("owner", "at once"), status=Status.COMPLETED, ending=Ending.TOOL_ERROR)
         await store.create(over)
 
@@ -1392,20 +1480,22 @@ class TaskStoreContract:
     ) -> None:
         large: dict[str, Any] = {"call": blob(9000), "state": blob(3000)}
         lease = await asking(store, {"a": b"question"}, **large)
-        await store.answer(REF, {"a": blob(700)}, NOW, SOON)
+        await store.apply(REF, events.Answer({"a": blob(700)}, SOON), NOW)
         lease = (await claim(store)).lease
         for n in range(3):
-            await store.checkpoint(lease, Added([blob(2000 + n)]), NOW)
+            await store.write(lease, events.Checkpoint(added=Added([blob(2000 + n)])), NOW)
         _, before = await store.read_work(REF)
-        await store.finish(
-            *(lease, Status.COMPLETED, b"{}", None, NOW),
-            ending=Ending.STEP_FAILED,
-            failed_steps=["charge"],
+        await store.write(
+            lease,
+            events.Finish(
+                Status.COMPLETED, b"{}", ending=Ending.STEP_FAILED, failed_steps=["charge"]
+            ),
+            NOW,
         )
         entries = [blob(2000 + n) for n in range(3)]
         expected = Work(large["call"], entries, large["state"], {"a": blob(700)})
         assert before == (await store.read_work(REF))[1] == expected
-        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
+        assert await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.OVER
         assert await store.count_open("owner", 10) == 0
         assert await store.due(END, 10) == []
         assert await store.read_work(TaskRef("owner", "none")) == (None, None)
@@ -1416,20 +1506,24 @@ class TaskStoreContract:
         self, store: StoredTasks
     ) -> None:
         lease = await working(store)
-        assert await store.note_retry(REF, "early") is False
-        await store.finish(
-            *(lease, Status.COMPLETED, b"{}", "over", NOW),
-            ending=Ending.STEP_FAILED,
-            failed_steps=["charge"],
+        assert (await store.apply(REF, events.NoteRetry("early"), 0)).happened is False
+        await store.write(
+            lease,
+            events.Finish(
+                Status.COMPLETED, b"{}", "over", ending=Ending.STEP_FAILED, failed_steps=["charge"]
+            ),
+            NOW,
         )
         before = await record(store)
-        assert await store.note_retry(REF, "second") is True
-        assert await store.note_retry(REF, "third") is False
+        assert (await store.apply(REF, events.NoteRetry("second"), 0)).happened is True
+        assert (await store.apply(REF, events.NoteRetry("third"), 0)).happened is False
         assert await record(store) == replace(before, retried_as="second")
         other = TaskRef("owner", "other")
-        await store.finish(await working(store, other), Status.COMPLETED, b"{}", None, NOW)
-        assert await store.note_retry(other, "second") is False
-        assert await store.note_retry(TaskRef("owner", "none"), "second") is False
+        await store.write(await working(store, other), events.Finish(Status.COMPLETED, b"{}"), NOW)
+        assert (await store.apply(other, events.NoteRetry("second"), 0)).happened is False
+        assert (
+            await store.apply(TaskRef("owner", "none"), events.NoteRetry("second"), 0)
+        ).happened is False
 
     async def test_the_work_is_taken_up_by_one_task_however_often_that_is_interrupted(
         self, store: StoredTasks
@@ -1441,14 +1535,16 @@ class TaskStoreContract:
             Raised("charge", "", False),
         ]
         lease = await asking(store, {"who": b"{}"}, call=call.to_bytes(), call_id="call")
-        await store.answer(REF, {"who": b'{"action":"decline"}'}, NOW, SOON)
+        await store.apply(REF, events.Answer({"who": b'{"action":"decline"}'}, SOON), NOW)
         lease = (await claim(store)).lease
         for entry in entries:
-            await store.checkpoint(lease, Added([encode(row(entry))]), NOW)
-        await store.finish(
-            *(lease, Status.COMPLETED, b"{}", None, NOW),
-            ending=Ending.STEP_FAILED,
-            failed_steps=["charge"],
+            await store.write(lease, events.Checkpoint(added=Added([encode(row(entry))])), NOW)
+        await store.write(
+            lease,
+            events.Finish(
+                Status.COMPLETED, b"{}", ending=Ending.STEP_FAILED, failed_steps=["charge"]
+            ),
+            NOW,
         )
         queue = Sent()
         store = StoredTasks(store.store, as_queue(queue))
@@ -1472,20 +1568,24 @@ class TaskStoreContract:
     ) -> None:
         lease = await working(store)
         marks = [Mark("event:paid", END), Mark("event:late", NOW + 1)]
-        await store.checkpoint(lease, Added([b"opened"], events=marks), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([b"opened"], events=marks)), NOW)
         payload = blob(40_000)
-        taken = await store.deliver(REF, "event:paid", payload, "digest", NOW, SOON)
+        taken = (
+            await store.apply(REF, events.Deliver("event:paid", payload, "digest", SOON), NOW)
+        ).result
         assert taken is Delivered.KEPT
-        assert marks_from_record(await raw(store)) == [replace(marks[0], digest="digest"), marks[1]]
-        await store.release(
-            *(lease, NOTHING, NOW), wake_ms=END, due_ms=END, awaits=["event:paid"], ready_ms=SOON
+        assert (await raw(store)).events == (replace(marks[0], digest="digest"), marks[1])
+        await store.write(
+            lease, events.Release(END, END, awaits=["event:paid"], ready_ms=SOON), NOW
         )
         claimed = await claim(store, now_ms=NOW + 1)
         assert claimed.answers == {"event:paid": payload}
-        assert [mark.name for mark in marks_from_record(claimed.record)] == ["event:paid"]
-        await store.finish(claimed.lease, Status.COMPLETED, b"{}", None, NOW + 1)
+        assert [mark.name for mark in claimed.record.events] == ["event:paid"]
+        await store.write(claimed.lease, events.Finish(Status.COMPLETED, b"{}"), NOW + 1)
         for digest, expected in (("digest", Delivered.AGAIN), ("other", Delivered.OTHER)):
-            again = await store.deliver(REF, "event:paid", payload, digest, NOW + 1, SOON)
+            again = (
+                await store.apply(REF, events.Deliver("event:paid", payload, digest, SOON), NOW + 1)
+            ).result
             assert again is expected
 
     async def test_a_delivery_wakes_what_waits_for_it_and_is_found_by_the_index(
@@ -1494,14 +1594,16 @@ class TaskStoreContract:
         for ref, requests in ((REF, {}), (TaskRef("owner", "asks"), {"who": b"?"})):
             lease = await working(store, ref)
             added = Added([b"opened"], events=[Mark("event:paid", END)])
-            await store.checkpoint(lease, added, NOW)
+            await store.write(lease, events.Checkpoint(added=added), NOW)
             awaits: dict[str, Any] = {"wake_ms": END, "awaits": ["event:paid"], "ready_ms": SOON}
             if requests:
-                await store.suspend(lease, NOTHING, requests, NOW, **awaits)
+                await store.write(lease, events.Suspend(requests, **awaits), NOW)
             else:
-                await store.release(lease, NOTHING, NOW, due_ms=END, **awaits)
+                await store.write(lease, events.Release(due_ms=END, **awaits), NOW)
             assert ref not in [task.ref for task in await store.due(SOON, 10)]
-            taken = await store.deliver(ref, "event:paid", b"7", "digest", NOW, SOON)
+            taken = (
+                await store.apply(ref, events.Deliver("event:paid", b"7", "digest", SOON), NOW)
+            ).result
             assert taken is Delivered.WAKES
             assert ref in [task.ref for task in await store.due(SOON, 10)]
             assert (await claim(store, ref)).answers == {"event:paid": b"7"}
@@ -1511,14 +1613,15 @@ class TaskStoreContract:
     ) -> None:
         lease = await working(stores[0])
         added = Added([b"opened"], events=[Mark("event:paid", END)])
-        await stores[0].checkpoint(lease, added, NOW)
+        await stores[0].write(lease, events.Checkpoint(added=added), NOW)
         became = await asyncio.gather(
             *(
-                store.deliver(REF, "event:paid", b"%d" % n, f"digest{n}", NOW, SOON)
+                store.apply(REF, events.Deliver("event:paid", b"%d" % n, f"digest{n}", SOON), NOW)
                 for n, store in enumerate(stores)
             )
         )
-        assert sorted(became) == sorted([Delivered.KEPT, *[Delivered.OTHER] * (len(stores) - 1)])
+        got = [str(decision.result) for decision in became]
+        assert sorted(got) == sorted([Delivered.KEPT, *[Delivered.OTHER] * (len(stores) - 1)])
 
     async def test_a_task_that_a_failed_step_ended_hands_its_events_on(
         self, store: StoredTasks
@@ -1532,13 +1635,17 @@ class TaskStoreContract:
         marks = [Mark("event:paid", END), Mark("event:sent", END)]
         lease = await working(store, call=call.to_bytes())
         rows = [encode(row(entry)) for entry in entries]
-        await store.checkpoint(lease, Added(rows, events=marks), NOW)
-        await store.finish(
-            *(lease, Status.COMPLETED, b"{}", None, NOW),
-            ending=Ending.STEP_FAILED,
-            failed_steps=["charge"],
+        await store.write(lease, events.Checkpoint(added=Added(rows, events=marks)), NOW)
+        await store.write(
+            lease,
+            events.Finish(
+                Status.COMPLETED, b"{}", ending=Ending.STEP_FAILED, failed_steps=["charge"]
+            ),
+            NOW,
         )
-        taken = await store.deliver(REF, "event:paid", b"7", "digest", NOW, SOON)
+        taken = (
+            await store.apply(REF, events.Deliver("event:paid", b"7", "digest", SOON), NOW)
+        ).result
         assert taken is Delivered.KEPT, "a retry will find it"
         going_on = await retry(store, REF, NOW)
         _, work = await store.read_work(going_on)
@@ -1546,11 +1653,13 @@ class TaskStoreContract:
         paid = from_row(decode(work.journal[0]))
         assert isinstance(paid, Opened)
         assert (paid.outcome, paid.payload) == ("delivered", 7)
-        assert [mark.digest for mark in marks_from_record(await raw(store, going_on))] == [
+        assert [mark.digest for mark in (await raw(store, going_on)).events] == [
             "digest",
             None,
         ]
-        late = await store.deliver(REF, "event:sent", b"8", "digest", NOW, SOON)
+        late = (
+            await store.apply(REF, events.Deliver("event:sent", b"8", "digest", SOON), NOW)
+        ).result
         assert late is Delivered.CLOSED
         deliveries = Deliveries(store, FixedClock(NOW), TasksConfig())
         assert await deliveries.deliver(REF, "event:sent", 8) is Delivered.KEPT
@@ -1564,15 +1673,19 @@ class TaskStoreContract:
         lease = await working(store, call=call.to_bytes())
         rows = [encode(row(entry)) for entry in entries]
         added = Added(rows, events=[Mark("event:paid", END)])
-        await store.checkpoint(lease, added, NOW)
-        await store.finish(
-            *(lease, Status.COMPLETED, b"{}", None, NOW),
-            ending=Ending.STEP_FAILED,
-            failed_steps=["charge"],
+        await store.write(lease, events.Checkpoint(added=added), NOW)
+        await store.write(
+            lease,
+            events.Finish(
+                Status.COMPLETED, b"{}", ending=Ending.STEP_FAILED, failed_steps=["charge"]
+            ),
+            NOW,
         )
         with pytest.raises(Unavailable):
             await retry(as_store(DiesBeforeItNotes(store)), REF, NOW)
-        taken = await store.deliver(REF, "event:paid", b"7", "digest", NOW, SOON)
+        taken = (
+            await store.apply(REF, events.Deliver("event:paid", b"7", "digest", SOON), NOW)
+        ).result
         assert taken is Delivered.KEPT
         going_on = await retry(store, REF, NOW)
         assert (await claim(store, going_on)).answers == {"event:paid": b"7"}
@@ -1587,12 +1700,12 @@ class TaskStoreContract:
         ]
         rows = [encode(row(entry)) for entry in entries]
         lease = await working(store, call=call.to_bytes(), state=b'{"a": 1}')
-        await store.suspend(lease, Added(rows[:2]), {"who": b"?"}, NOW)
-        await store.answer(REF, {"who": encode({"action": "decline"})}, NOW, SOON)
+        await store.write(lease, events.Suspend({"who": b"?"}, added=Added(rows[:2])), NOW)
+        await store.apply(REF, events.Answer({"who": encode({"action": "decline"})}, SOON), NOW)
         lease = (await claim(store)).lease
         marks = [Mark("event:paid", END)]
-        await store.checkpoint(lease, Added(rows[2:], events=marks), NOW)
-        await store.park(lease, "waits", NOW)
+        await store.write(lease, events.Checkpoint(added=Added(rows[2:], events=marks)), NOW)
+        await store.write(lease, events.Park("waits"), NOW)
         await rewind(store, REF, NOW, "charge")
         claimed = await claim(store)
         kept = [from_row(decode(entry)) for entry in claimed.journal]
@@ -1624,7 +1737,7 @@ class TaskStoreContract:
             await store.create(new(TaskRef(f"owner{n % 2}", f"{n}"), call=blob(5000)))
             if n % 3 == 0:
                 lease = (await claim(store, TaskRef(f"owner{n % 2}", f"{n}"))).lease
-                await store.finish(lease, Status.FAILED, b"{}", None, NOW)
+                await store.write(lease, events.Finish(Status.FAILED, b"{}"), NOW)
         wanted = Wanted(statuses=None if statuses is None else frozenset(statuses))
         at_once = ids((await store.find(wanted, limit=50)).records)
         found: list[str] = []
@@ -1651,8 +1764,8 @@ class TaskStoreContract:
                 await store.find(wanted, 10, cursor)
 
     async def test_what_is_found_is_as_it_is_read(self, store: StoredTasks) -> None:
-        await store.release(
-            await working(store, status_message="said"), NOTHING, NOW, wake_ms=SOON, due_ms=SOON
+        await store.write(
+            await working(store, status_message="said"), events.Release(SOON, SOON), NOW
         )
         assert (await store.find()).records == [await record(store)]
 
@@ -1661,8 +1774,8 @@ class TaskStoreContract:
         self, store: StoredTasks, status: Status
     ) -> None:
         lease = await working(store, call=blob(9000))
-        await store.checkpoint(lease, Added([blob(9000)]), NOW)
-        await store.finish(lease, status, blob(9000), None, NOW)
+        await store.write(lease, events.Checkpoint(added=Added([blob(9000)])), NOW)
+        await store.write(lease, events.Finish(status, blob(9000)), NOW)
         await working(store, TaskRef("owner", "other"))
         assert await store.purge(REF, NOW) is True
         assert await store.purge(REF, NOW) is False
@@ -1678,18 +1791,20 @@ class TaskStoreContract:
         before = await record(store)
         assert await store.purge(REF, NOW) is False
         assert await record(store) == before
-        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
         assert await store.purge(REF, END) is True
         with pytest.raises(LeaseLost):
-            await store.checkpoint(lease, Added([b"another"]), NOW)
+            await store.write(lease, events.Checkpoint(added=Added([b"another"])), NOW)
         assert (await store.find()).records == []
 
     async def test_large_payloads_do_not_hide_a_task_from_its_operator(
         self, store: StoredTasks
     ) -> None:
         await asking(store, {"a": blob(500_000)}, call=blob(2_000_000))
-        await store.finish(
-            await working(store, TaskRef("owner", "2")), Status.COMPLETED, blob(500_000), None, NOW
+        await store.write(
+            await working(store, TaskRef("owner", "2")),
+            events.Finish(Status.COMPLETED, blob(500_000)),
+            NOW,
         )
         assert sorted(ids((await store.find()).records)) == ["2", "id"]
 
@@ -1699,7 +1814,7 @@ class TaskStoreContract:
     ) -> None:
         await (working(store) if state == "leased" else asleep(store))
         before = await record(store)
-        assert await store.requeue(REF, NOW, SOON + 1) is True
+        assert (await store.apply(REF, events.Requeue(SOON + 1), NOW)).happened is True
         found = await record(store)
         assert found.fence > before.fence
         expected = replace(before, fence=found.fence, lease_until_ms=0, wake_ms=0, due_ms=SOON + 1)
@@ -1711,19 +1826,25 @@ class TaskStoreContract:
     ) -> None:
         await store.create(new())
         found = await record(store)
-        assert await store.requeue(REF, NOW, SOON, fence=found.fence + 1) is False
+        assert (
+            await store.apply(REF, events.Requeue(SOON, fence=found.fence + 1), NOW)
+        ).happened is False
         await claim(store)
         before = await record(store)
-        assert await store.requeue(REF, NOW, SOON, fence=found.fence) is False
+        assert (
+            await store.apply(REF, events.Requeue(SOON, fence=found.fence), NOW)
+        ).happened is False
         assert await record(store) == before
-        assert await store.requeue(REF, NOW, SOON, fence=before.fence) is True
+        assert (
+            await store.apply(REF, events.Requeue(SOON, fence=before.fence), NOW)
+        ).happened is True
 
     async def test_only_a_working_task_is_requeued(self, store: StoredTasks) -> None:
-        assert await store.requeue(REF, NOW, SOON) is False
+        assert (await store.apply(REF, events.Requeue(SOON), NOW)).happened is False
         await asking(store, {"a": b"?"})
         before = await record(store)
-        assert await store.requeue(REF, NOW, SOON) is False
+        assert (await store.apply(REF, events.Requeue(SOON), NOW)).happened is False
         assert await record(store) == before
-        await store.cancel(REF, "cancelled", NOW)
-        assert await store.requeue(REF, NOW, SOON) is False
+        await store.apply(REF, events.Cancel("cancelled", NOW), NOW)
+        assert (await store.apply(REF, events.Requeue(SOON), NOW)).happened is False
         assert (await store.open_tasks(10))[0] == []

@@ -20,8 +20,9 @@ from roundgate.storage.dynamodb.table import TABLE, Table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.once import OnceRecord, OnceStore
 from roundgate.storage.tasks import TaskRef, Wanted
-from roundgate.tasks.events import NOTHING, Added, Answered
-from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
+from roundgate.tasks import events
+from roundgate.tasks.events import Added, Answered
+from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 from tests.roundgate.storage import contract, task_contract
 from tests.roundgate.storage.contract import LATER
 from tests.roundgate.storage.task_contract import (
@@ -41,7 +42,7 @@ from tests.roundgate.storage.task_contract import (
 )
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import ROOT, Emulator
-from tests.support.postponing import postpone
+from tests.support.postponing import Move, postpone, postpone_many
 
 DAY_S = 86_400
 TWO_DAYS_S = 2 * DAY_S
@@ -186,10 +187,10 @@ async def test_every_row_goes_two_days_after_the_end(
     store = tasks.store
     await store.create(new(call=blob(9000), state=blob(9000), journal=[blob(9000)]))
     lease = (await claim(store)).lease
-    await store.checkpoint(lease, Added([blob(9000)], blob(9000)), NOW)
-    await store.suspend(lease, NOTHING, {"a": blob(9000)}, NOW)
-    await store.answer(REF, {"a": blob(9000)}, NOW, SOON)
-    await store.finish((await claim(store)).lease, Status.COMPLETED, blob(9000), None, NOW)
+    await store.write(lease, events.Checkpoint(added=Added([blob(9000)], blob(9000))), NOW)
+    await store.write(lease, events.Suspend({"a": blob(9000)}), NOW)
+    await store.apply(REF, events.Answer({"a": blob(9000)}, SOON), NOW)
+    await store.write((await claim(store)).lease, events.Finish(Status.COMPLETED, blob(9000)), NOW)
     rows = dynamodb.items(table)
     assert len(rows) == 7, "head, call, 2 of the journal, last state, answer, result"
     ends = {row["sk"]["S"]: int(row["ttl"]["N"]) for row in rows}
@@ -207,23 +208,23 @@ async def test_every_row_stays_as_long_as_waits_extend_its_task(
     store, later_ms = tasks.store, END + 5 * 1000 * DAY_S
     await store.create(new(call=blob(9000), state=blob(9000), journal=[blob(9000)]))
     lease = (await claim(store)).lease
-    await store.checkpoint(lease, Added([blob(9000)]), NOW)
+    await store.write(lease, events.Checkpoint(added=Added([blob(9000)])), NOW)
     added = Added([blob(9000)], expires_ms=later_ms)
-    await store.release(lease, added, NOW, wake_ms=SOON, due_ms=SOON)
+    await store.write(lease, events.Release(SOON, SOON, added=added), NOW)
     ends = {row["sk"]["S"]: int(row["ttl"]["N"]) for row in dynamodb.items(table)}
     assert len(ends) == 6, "head, call, state, 3 of the journal"
     assert ends.pop("0") == later_ms // 1000 + TWO_DAYS_S
     assert set(ends.values()) == {next_day_s(later_ms // 1000 + TWO_DAYS_S)}
     lease = (await claim(store, now_ms=SOON)).lease
     added = Added([b"1"], expires_ms=later_ms + 1_000)
-    calls = await tasks.calls(store.checkpoint(lease, added, SOON))
+    calls = await tasks.calls(store.write(lease, events.Checkpoint(added=added), SOON))
     assert calls == {"update_item": 1}, "the rows stay until the end of that day already"
 
 
 async def test_what_is_over_is_in_no_index_and_keeps_nothing_of_the_work(
     tasks: Counted, dynamodb: Emulator, table: str
 ) -> None:
-    await tasks.store.finish(await working(tasks.store), Status.COMPLETED, b"{}", None, NOW)
+    await tasks.store.write(await working(tasks.store), events.Finish(Status.COMPLETED, b"{}"), NOW)
     (head,) = dynamodb.items(table)
     assert not head.keys() & {
         "shard",
@@ -253,7 +254,7 @@ async def test_what_checkpoints_write_does_not_touch_the_index(
     store = StoredTasks(DynamoDbTasks(dynamodb.open(table)))
     lease = await working(store)
     (before,) = dynamodb.items(table)
-    await store.checkpoint(lease, Added([b"entry"], b"state", "message"), SOON)
+    await store.write(lease, events.Checkpoint(added=Added([b"entry"], b"state", "message")), SOON)
     (after,) = dynamodb.items(table)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert changed == {
@@ -345,71 +346,93 @@ async def test_everything_usual_is_one_write_and_a_read_before_it_without_a_leas
         store.create(new(call=blob(1000), journal=[blob(100)], state=blob(1000)))
     ) == {"put_item": 1}
     assert await calls(store.read(REF, NOW)) == {"query": 1}
-    assert await calls(store.claim(REF, NOW, UNTIL)) == READ_AND_WRITE
-    assert await calls(store.claim(REF, NOW, UNTIL)) == {"get_item": 1}, "refused"
-    assert await calls(store.claim(REF, UNTIL, END)) == {"get_item": 1}, "a suspect"
-    assert await calls(store.claim(REF, UNTIL, END, alone=True)) == {
+    assert await calls(store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW)) == READ_AND_WRITE
+    assert await calls(store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW)) == {"get_item": 1}, (
+        "refused"
+    )
+    assert await calls(store.claim(REF, events.Claim(END, END, UNTIL), UNTIL)) == {"get_item": 1}, (
+        "a suspect"
+    )
+    assert await calls(store.claim(REF, events.Claim(END, END, UNTIL, alone=True), UNTIL)) == {
         **READ_AND_WRITE,
         "query": 1,
     }, "what died tidied"
-    assert await calls(store.let_go(REF, 2, NOW, SOON, blame=False)) == READ_AND_WRITE
+    assert (
+        await calls(store.apply(REF, events.LetGo(SOON, blame=False, fence=2), NOW))
+        == READ_AND_WRITE
+    )
     lease = (await claim(store, alone=True)).lease
-    assert await calls(store.checkpoint(lease, Added([b"1", b"2"], b"state", "on it"), NOW)) == {
-        "update_item": 1
-    }
-    assert await calls(store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL)) == {"update_item": 1}
-    assert await calls(store.suspend(lease, Added([b"3"]), {"a": b"?", "b": b"?"}, NOW)) == {
-        "update_item": 1
-    }
-    assert await calls(store.answer(REF, {"a": b"!", "b": b"!"}, NOW, SOON)) == READ_AND_WRITE
+    assert await calls(
+        store.write(lease, events.Checkpoint(added=Added([b"1", b"2"], b"state", "on it")), NOW)
+    ) == {"update_item": 1}
+    assert await calls(store.write(lease, events.Checkpoint(UNTIL), NOW)) == {"update_item": 1}
+    assert await calls(
+        store.write(lease, events.Suspend({"a": b"?", "b": b"?"}, added=Added([b"3"])), NOW)
+    ) == {"update_item": 1}
+    assert (
+        await calls(store.apply(REF, events.Answer({"a": b"!", "b": b"!"}, SOON), NOW))
+        == READ_AND_WRITE
+    )
     lease = (await claim(store)).lease
-    assert await calls(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)) == {
-        "update_item": 1
-    }
+    assert await calls(store.write(lease, events.Release(0, SOON), NOW)) == {"update_item": 1}
     (task,) = await store.due(END, 10)
     assert await calls(postpone(store, task, UNTIL)) == {"batch_get_item": 1, "update_item": 1}
     assert await calls(store.take_shard(0, "me", NOW, SOON)) == {"update_item": 1}
     assert await calls(store.count_open("owner", 10)) == {"query": 1}
-    assert await calls(store.requeue(REF, NOW, SOON)) == READ_AND_WRITE
+    assert await calls(store.apply(REF, events.Requeue(SOON), NOW)) == READ_AND_WRITE
     lease = (await claim(store)).lease
-    assert await calls(store.finish(lease, Status.COMPLETED, blob(4000), None, NOW)) == {
+    assert await calls(store.write(lease, events.Finish(Status.COMPLETED, blob(4000)), NOW)) == {
         "update_item": 1
     }
     assert await calls(store.read(REF, NOW)) == {"query": 1}
-    assert await calls(store.expire([REF], END)) == {"batch_get_item": 1}, "it is over"
+    assert await calls(store.apply(REF, events.Expire(END), END)) == {"batch_get_item": 1}, (
+        "it is over"
+    )
 
 
 async def test_a_cancellation_of_what_is_over_or_unknown_is_one_read(tasks: Counted) -> None:
     await tasks.store.create(new())
-    assert await tasks.calls(tasks.store.cancel(REF, "cancelled", NOW)) == READ_AND_WRITE
+    assert (
+        await tasks.calls(tasks.store.apply(REF, events.Cancel("cancelled", NOW), NOW))
+        == READ_AND_WRITE
+    )
     for ref in (REF, TaskRef("owner", "unknown")):
-        assert await tasks.calls(tasks.store.cancel(ref, "cancelled", NOW)) == {"get_item": 1}
+        assert await tasks.calls(tasks.store.apply(ref, events.Cancel("cancelled", NOW), NOW)) == {
+            "get_item": 1
+        }
 
 
 async def test_answers_that_nothing_waits_for_cost_one_read(tasks: Counted) -> None:
     await asking(tasks.store, {"a": b"?"})
     for ref in (REF, TaskRef("owner", "unknown")):
-        assert await tasks.calls(tasks.store.answer(ref, {"b": b"!"}, NOW, SOON)) == {"get_item": 1}
+        assert await tasks.calls(tasks.store.apply(ref, events.Answer({"b": b"!"}, SOON), NOW)) == {
+            "get_item": 1
+        }
 
 
 async def test_an_answer_without_a_key_is_never_named_in_an_expression(tasks: Counted) -> None:
     """DynamoDB has no attribute without a name."""
     await asking(tasks.store, {"a": b"?"})
-    assert await tasks.calls(tasks.store.answer(REF, {"": b"!"}, NOW, SOON)) == {"get_item": 1}
+    assert await tasks.calls(tasks.store.apply(REF, events.Answer({"": b"!"}, SOON), NOW)) == {
+        "get_item": 1
+    }
 
 
 async def test_some_answers_cost_what_all_cost(tasks: Counted) -> None:
     await asking(tasks.store, {"a": b"?", "b": b"?"})
-    assert await tasks.calls(tasks.store.answer(REF, {"a": b"!"}, NOW, SOON)) == READ_AND_WRITE
+    assert (
+        await tasks.calls(tasks.store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW))
+        == READ_AND_WRITE
+    )
 
 
 async def test_large_answers_leave_no_rows_where_nobody_asked(
     tasks: Counted, dynamodb: Emulator, table: str
 ) -> None:
     unknown = TaskRef("owner", "unknown")
-    assert await tasks.calls(tasks.store.answer(unknown, {"a": blob(500_000)}, NOW, SOON)) == {
-        "get_item": 1
-    }
+    assert await tasks.calls(
+        tasks.store.apply(unknown, events.Answer({"a": blob(500_000)}, SOON), NOW)
+    ) == {"get_item": 1}
     assert dynamodb.items(table) == []
 
 
@@ -419,9 +442,12 @@ async def test_large_values_cost_a_batch_more(tasks: Counted) -> None:
         "batch_write_item": 1,
         "put_item": 1,
     }
-    assert await calls(store.claim(REF, NOW, UNTIL)) == {**READ_AND_WRITE, "batch_get_item": 1}
+    assert await calls(store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW)) == {
+        **READ_AND_WRITE,
+        "batch_get_item": 1,
+    }
     lease = (await take_over(store)).lease
-    work = store.finish(lease, Status.COMPLETED, blob(300_000), None, NOW)
+    work = store.write(lease, events.Finish(Status.COMPLETED, blob(300_000)), NOW)
     assert await calls(work) == {"batch_write_item": 1, "update_item": 1}
     assert await calls(store.read(REF, NOW)) == {"query": 1}, "without the call"
 
@@ -432,7 +458,7 @@ async def test_a_long_journal_is_read_in_few_rows(
     lease = await working(tasks.store)
     entries = [b"%d %b" % (n, blob(60)) for n in range(2_000)]
     for entry in entries:
-        await tasks.store.checkpoint(lease, Added([entry]), NOW)
+        await tasks.store.write(lease, events.Checkpoint(added=Added([entry])), NOW)
     assert list((await take_over(tasks.store)).journal) == entries
     (head,) = [row for row in dynamodb.items(table) if row["sk"]["S"] == "0"]
     assert len(head["chunks"]["L"]) <= 20
@@ -445,11 +471,11 @@ async def test_what_a_later_write_replaces_is_read_no_more_and_deleted(
     await store.create(new(call=blob(2_000)))
     for n in range(4):
         lease = (await claim(store)).lease
-        await store.checkpoint(lease, Added(state=blob(20_000 + n)), NOW)
-        await store.suspend(lease, NOTHING, {"a": blob(9_000), "b": b"?"}, NOW)
-        await store.answer(REF, {"b": b"!"}, NOW, SOON)
+        await store.write(lease, events.Checkpoint(added=Added(state=blob(20_000 + n))), NOW)
+        await store.write(lease, events.Suspend({"a": blob(9_000), "b": b"?"}), NOW)
+        await store.apply(REF, events.Answer({"b": b"!"}, SOON), NOW)
         assert (await record(store)).requests == {"a": blob(9_000)}
-        await store.answer(REF, {"a": b"!"}, NOW, SOON)
+        await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
     assert len(dynamodb.items(table)) == 3, "head, call, the last state"
 
 
@@ -459,8 +485,8 @@ async def test_questions_that_are_cancelled_or_expire_leave_no_rows(
     other = TaskRef("owner", "other")
     await asking(tasks.store, {"a": blob(9_000)})
     await asking(tasks.store, {"a": blob(9_000)}, other)
-    await tasks.store.cancel(REF, "cancelled", NOW)
-    await tasks.store.expire([other], END)
+    await tasks.store.apply(REF, events.Cancel("cancelled", NOW), NOW)
+    await tasks.store.apply(other, events.Expire(END), END)
     assert [row["sk"]["S"] for row in dynamodb.items(table)] == ["0", "0"]
 
 
@@ -470,7 +496,7 @@ async def test_what_a_worker_that_lost_its_lease_had_written_is_deleted(
     lease = await working(tasks.store)
     await take_over(tasks.store)
     with pytest.raises(LeaseLost):
-        await tasks.store.finish(lease, Status.COMPLETED, blob(900_000), None, NOW)
+        await tasks.store.write(lease, events.Finish(Status.COMPLETED, blob(900_000)), NOW)
     assert await tasks.store.create(new(call=blob(900_000))) is False
     assert [row["sk"]["S"] for row in dynamodb.items(table)] == ["0"]
 
@@ -487,7 +513,7 @@ async def test_what_a_worker_that_died_had_written_is_deleted_by_the_next(
 
     tasks.client.before = die
     with pytest.raises(Unavailable):
-        await tasks.store.finish(lease, Status.COMPLETED, blob(900_000), None, NOW)
+        await tasks.store.write(lease, events.Finish(Status.COMPLETED, blob(900_000)), NOW)
     tasks.client.before = lambda operation: None
     assert len(dynamodb.items(table)) == 4
     await take_over(tasks.store)
@@ -499,13 +525,13 @@ async def test_answers_that_a_worker_has_seen_are_not_paid_for_at_each_step(
 ) -> None:
     answers = {f"{n}": blob(900 + n) for n in range(6)}
     await asking(tasks.store, dict.fromkeys([*answers, "last"], b"?"))
-    await tasks.store.answer(REF, {**answers, "last": b"!"}, NOW, SOON)
+    await tasks.store.apply(REF, events.Answer({**answers, "last": b"!"}, SOON), NOW)
     lease = (await claim(tasks.store)).lease
-    await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+    await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
     (head,) = [row for row in dynamodb.items(table) if row["sk"]["S"] == "0"]
     assert head["answers"] == {"M": {}}
-    await tasks.store.suspend(lease, NOTHING, {"0": b"again?"}, NOW)
-    await tasks.store.answer(REF, {"0": b"new"}, NOW, SOON)
+    await tasks.store.write(lease, events.Suspend({"0": b"again?"}), NOW)
+    await tasks.store.apply(REF, events.Answer({"0": b"new"}, SOON), NOW)
     claimed = await claim(tasks.store)
     assert claimed.answers == {**answers, "last": b"!", "0": b"new"}
     assert list(claimed.journal) == [b"entry"]
@@ -546,8 +572,8 @@ async def test_rows_from_before_there_were_these_attributes_go_on(
         {"a": b"!"},
         0,
     )
-    await tasks.store.checkpoint(claimed.lease, Added([b"2", blob(3000)]), NOW)
-    await tasks.store.release(claimed.lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    await tasks.store.write(claimed.lease, events.Checkpoint(added=Added([b"2", blob(3000)])), NOW)
+    await tasks.store.write(claimed.lease, events.Release(0, SOON), NOW)
     assert list((await claim(tasks.store)).journal) == [b"0000", b"1", b"2", blob(3000)]
 
 
@@ -631,27 +657,33 @@ async def test_what_is_looked_for_is_read_and_not_what_a_table_has_most_of(
 async def test_what_the_documentation_says_that_operations_cost(metered: Metered) -> None:
     store, units = metered.store, metered.of
     assert await units(store.create(new(call=blob(300)))) == (0, 3)
-    assert await units(store.claim(REF, NOW, UNTIL)) == (1, 1), "nothing in an index moves"
-    await store.let_go(REF, 1, NOW, SOON, blame=False)
+    assert await units(store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW)) == (1, 1), (
+        "nothing in an index moves"
+    )
+    await store.apply(REF, events.LetGo(SOON, blame=False, fence=1), NOW)
     lease = (await claim(store)).lease
-    assert await units(store.checkpoint(lease, Added([blob(60)], status_message="on it"), NOW)) == (
+    assert await units(
+        store.write(lease, events.Checkpoint(added=Added([blob(60)], status_message="on it")), NOW)
+    ) == (
         0,
         1,
     )
-    assert await units(store.checkpoint(lease, Added([blob(60)]), NOW, UNTIL + 1)) == (0, 1)
-    assert await units(store.checkpoint(lease, NOTHING, NOW, UNTIL + 2)) == (0, 1)
-    assert await units(store.checkpoint(lease, NOTHING, NOW, UNTIL + 3, UNTIL + 9)) == (0, 3)
+    assert await units(
+        store.write(lease, events.Checkpoint(UNTIL + 1, added=Added([blob(60)])), NOW)
+    ) == (0, 1)
+    assert await units(store.write(lease, events.Checkpoint(UNTIL + 2), NOW)) == (0, 1)
+    assert await units(store.write(lease, events.Checkpoint(UNTIL + 3, UNTIL + 9), NOW)) == (0, 3)
     assert await units(store.read(REF, NOW)) == (1, 0)
-    assert await units(store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, NOW)) == (0, 3)
-    assert await units(store.answer(REF, {"a": b"!"}, NOW, SOON)) == (1, 1)
-    assert await units(store.answer(REF, {"b": b"!"}, NOW, SOON)) == (1, 3)
+    assert await units(store.write(lease, events.Suspend({"a": b"?", "b": b"?"}), NOW)) == (0, 3)
+    assert await units(store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)) == (1, 1)
+    assert await units(store.apply(REF, events.Answer({"b": b"!"}, SOON), NOW)) == (1, 3)
     lease = (await claim(store)).lease
-    assert await units(store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON + 1)) == (0, 3)
+    assert await units(store.write(lease, events.Release(0, SOON + 1), NOW)) == (0, 3)
     lease = (await claim(store)).lease
-    assert await units(store.finish(lease, Status.COMPLETED, b"{}", None, NOW)) == (0, 3)
+    assert await units(store.write(lease, events.Finish(Status.COMPLETED, b"{}"), NOW)) == (0, 3)
     other = TaskRef("owner", "other")
     await store.create(new(other))
-    assert await units(store.cancel(other, "cancelled", NOW)) == (1, 4)
+    assert await units(store.apply(other, events.Cancel("cancelled", NOW), NOW)) == (1, 4)
 
 
 async def test_what_a_sweep_and_the_claim_after_it_cost(metered: Metered) -> None:
@@ -659,11 +691,13 @@ async def test_what_a_sweep_and_the_claim_after_it_cost(metered: Metered) -> Non
     await store.create(new())
     (task,) = await store.due(SOON, 10)
     assert await units(postpone(store, task, SOON + 1)) == (1, 3)
-    assert await units(store.claim(REF, NOW, UNTIL)) == (1, 2), "it was sent again, says the index"
+    assert await units(store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW)) == (1, 2), (
+        "it was sent again, says the index"
+    )
     (task,) = await store.due(SOON + 1, 10)
-    assert await units(store.postpone_many([Move(task, END, 1)], SOON)) == (1, 3)
-    await store.let_go(REF, 1, NOW, END, blame=False)
-    assert await units(store.claim(REF, NOW, UNTIL)) == (1, 3)
+    assert await units(postpone_many(store, [Move(task, END, 1)], SOON)) == (1, 3)
+    await store.apply(REF, events.LetGo(END, blame=False, fence=1), NOW)
+    assert await units(store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW)) == (1, 3)
 
 
 async def test_glances_at_many_tasks_cost_half_a_unit_each_and_a_call_for_each_hundred(
@@ -679,11 +713,11 @@ async def test_glances_at_many_tasks_cost_half_a_unit_each_and_a_call_for_each_h
 async def test_what_the_documentation_says_that_a_cleanup_costs(metered: Metered) -> None:
     store, units = metered.store, metered.of
     await store.create(new(call=blob(300), cleans_up=True))
-    assert await units(store.cancel(REF, "cancelled", NOW, SOON)) == (1, 4)
-    claimed = store.claim_cleanup(REF, NOW, UNTIL, due_ms=UNTIL, lapsed_ms=NOW)
+    assert await units(store.apply(REF, events.Cancel("cancelled", SOON), NOW)) == (1, 4)
+    claimed = store.claim(REF, events.ClaimCleanup(UNTIL, UNTIL, NOW), NOW)
     assert await units(claimed) == (1, 3)
     assert (await record(store)).fence == 1
-    assert await units(store.end_cleanup(Lease(REF, 1), NOW)) == (1, 2)
+    assert await units(store.write(Lease(REF, 1), events.EndCleanup(), NOW)) == (1, 2)
 
 
 async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(
@@ -695,7 +729,9 @@ async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(
 
     async def steps(count: int) -> None:
         for n in range(count):
-            await store.checkpoint(lease, Added([b"%d %b" % (n, blob(60))]), NOW)
+            await store.write(
+                lease, events.Checkpoint(added=Added([b"%d %b" % (n, blob(60))])), NOW
+            )
 
     first, later = await metered.of(steps(100)), await metered.of(steps(400))
     assert max(first[1] / 100, later[1] / 400) <= 1.5
@@ -708,13 +744,13 @@ async def test_a_claim_reads_what_is_live_and_a_look_what_is_shown(metered: Mete
     live = -(-2_000 // 4096) - (-8_000 // 4096) - (-9_000 // 4096)
     for n in range(12):
         lease = (await claim(store)).lease
-        await store.checkpoint(lease, Added(state=blob(9_000 + n)), NOW)
-        await store.suspend(lease, NOTHING, {"a": blob(9_000)}, NOW)
+        await store.write(lease, events.Checkpoint(added=Added(state=blob(9_000 + n))), NOW)
+        await store.write(lease, events.Suspend({"a": blob(9_000)}), NOW)
         assert (await metered.of(store.read(REF, NOW)))[0] <= 4, "the head and one question"
-        await store.answer(REF, {"a": b"!"}, NOW, SOON)
+        await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
         assert (await metered.of(store.read(REF, NOW)))[0] <= 1
         assert (await metered.of(claim(store)))[0] <= live + 2
-        await store.let_go(REF, 2 * n + 2, NOW, SOON, blame=False)
+        await store.apply(REF, events.LetGo(SOON, blame=False, fence=2 * n + 2), NOW)
 
 
 # what goes wrong
@@ -768,19 +804,19 @@ async def test_what_passes_is_unavailable(tasks: Counted, error: Exception) -> N
         store.create(new()),
         store.create(new(call=blob(9000))),
         store.read(REF, NOW),
-        store.answer(REF, {"a": b"!"}, NOW, SOON),
-        store.answer(REF, {"a": blob(9000)}, NOW, SOON),
-        store.cancel(REF, "cancelled", NOW),
-        store.claim(REF, NOW, UNTIL),
-        store.checkpoint(lease, Added([b"entry"]), NOW),
-        store.suspend(lease, NOTHING, {"a": b"?"}, NOW),
-        store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON),
-        store.finish(lease, Status.COMPLETED, b"", None, NOW),
+        store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW),
+        store.apply(REF, events.Answer({"a": blob(9000)}, SOON), NOW),
+        store.apply(REF, events.Cancel("cancelled", NOW), NOW),
+        store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW),
+        store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW),
+        store.write(lease, events.Suspend({"a": b"?"}), NOW),
+        store.write(lease, events.Release(0, SOON), NOW),
+        store.write(lease, events.Finish(Status.COMPLETED, b""), NOW),
         store.due(NOW, 10),
         store.open_tasks(10),
         store.find(),
-        store.requeue(REF, NOW, SOON),
-        store.expire([REF], END),
+        store.apply(REF, events.Requeue(SOON), NOW),
+        store.apply(REF, events.Expire(END), END),
         tasks.once.claim("id", "yes", 10, LATER),
         tasks.once.finish("id", b"", LATER),
         tasks.once.read("id"),
@@ -888,8 +924,8 @@ async def test_what_was_sent_again_after_others_had_written_keeps_its_rows(
     assert await store.create(new(call=blob(9000))) is False, "there is one, and it is this one"
     plain = StoredTasks(DynamoDbTasks(dynamodb.open(table)))
     lease = (await claim(plain)).lease
-    await store.checkpoint(lease, Added([blob(9000)], blob(8000)), NOW)
-    await store.checkpoint(lease, Added([b"next"]), NOW)
+    await store.write(lease, events.Checkpoint(added=Added([blob(9000)], blob(8000))), NOW)
+    await store.write(lease, events.Checkpoint(added=Added([b"next"])), NOW)
     claimed = await take_over(plain)
     assert (claimed.call, claimed.state) == (blob(9000), blob(8000))
     assert list(claimed.journal) == [blob(9000), b"next"]
@@ -902,24 +938,24 @@ async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, tab
     store = StoredTasks(DynamoDbTasks(dynamodb.open(table, lambda: SentTwice(dynamodb.client()))))
     await store.create(new())
     lease = (await claim(store)).lease
-    await store.checkpoint(lease, Added([b"1"], status_message="on it"), NOW)
-    await store.checkpoint(lease, Added([b"2", blob(9000)]), NOW, until_ms=UNTIL)
-    await store.checkpoint(lease, Added([blob(9001)]), NOW)
-    await store.suspend(lease, Added([b"3"]), {"a": b"?", "b": b"?"}, NOW)
-    assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.PARTLY
-    assert await store.answer(REF, {"b": b"!"}, NOW, SOON) is Answered.FULLY
+    await store.write(lease, events.Checkpoint(added=Added([b"1"], status_message="on it")), NOW)
+    await store.write(lease, events.Checkpoint(UNTIL, added=Added([b"2", blob(9000)])), NOW)
+    await store.write(lease, events.Checkpoint(added=Added([blob(9001)])), NOW)
+    await store.write(lease, events.Suspend({"a": b"?", "b": b"?"}, added=Added([b"3"])), NOW)
+    assert (await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)).result is Answered.PARTLY
+    assert (await store.apply(REF, events.Answer({"b": b"!"}, SOON), NOW)).result is Answered.FULLY
     (task,) = await store.due(END, 10)
     assert await postpone(store, task, UNTIL) is True
-    assert await store.requeue(REF, NOW, SOON) is True
+    assert (await store.apply(REF, events.Requeue(SOON), NOW)).happened is True
     claimed = await claim(store)
     assert (list(claimed.journal), claimed.record.attempts) == (
         [b"1", b"2", blob(9000), blob(9001), b"3"],
         0,
     )
     assert claimed.lease.fence == 3, "two claims and one that took it away"
-    await store.release(claimed.lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    await store.write(claimed.lease, events.Release(0, SOON), NOW)
     claimed = await claim(store)
-    await store.finish(claimed.lease, Status.COMPLETED, b"{}", None, NOW)
+    await store.write(claimed.lease, events.Finish(Status.COMPLETED, b"{}"), NOW)
     assert (await record(store)).revision == 6
     await store.aclose()
 
@@ -948,10 +984,10 @@ async def test_a_write_that_happened_despite_unavailable_is_not_added_twice(
 
     tasks.client.after = lose
     with pytest.raises(Unavailable):
-        await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+        await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
     tasks.client.after = lambda operation: None
-    await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
-    await tasks.store.checkpoint(lease, Added([blob(9000)]), NOW)
+    await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
+    await tasks.store.write(lease, events.Checkpoint(added=Added([blob(9000)])), NOW)
     assert list((await take_over(tasks.store)).journal) == [b"entry", blob(9000)]
 
 
@@ -961,19 +997,21 @@ async def test_of_several_writes_that_nobody_heard_of_the_row_tells_which_has_ha
     lease = await working(tasks.store)
     written = [b"0"]
     for n, (lost, then) in enumerate([(b"a", b"b"), (blob(9000), b"c"), (b"d", blob(9001))]):
-        await tasks.store.checkpoint(lease, Added([written[-1]]), NOW)
+        await tasks.store.write(lease, events.Checkpoint(added=Added([written[-1]])), NOW)
         for moment in (
             "before",
             "after",
         ):  # of the first the call gets lost, of the second the answer
             setattr(tasks.client, moment, _lose)
             with pytest.raises(Unavailable):
-                await tasks.store.checkpoint(
-                    lease, Added([lost if moment == "before" else then]), NOW
+                await tasks.store.write(
+                    lease,
+                    events.Checkpoint(added=Added([lost if moment == "before" else then])),
+                    NOW,
                 )
             tasks.client.before = tasks.client.after = lambda operation: None
-        await tasks.store.checkpoint(lease, Added([lost]), NOW)
-        await tasks.store.checkpoint(lease, Added([b"%d" % n]), NOW)
+        await tasks.store.write(lease, events.Checkpoint(added=Added([lost])), NOW)
+        await tasks.store.write(lease, events.Checkpoint(added=Added([b"%d" % n])), NOW)
         written += [then, lost, b"%d" % n, b"%d" % n]
     assert list((await take_over(tasks.store)).journal) == written[:-1]
 
@@ -993,14 +1031,16 @@ async def test_what_was_given_up_as_unavailable_and_did_not_happen_may_be_tried_
 
     tasks.client.before = fail
     with pytest.raises(Unavailable):
-        await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+        await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
     tasks.client.before = lambda operation: None
-    await tasks.store.checkpoint(lease, Added([b"entry"]), NOW)
+    await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
     assert list((await take_over(tasks.store)).journal) == [b"entry"]
 
 
 async def test_more_calls_at_once_than_threads_all_come_through(tasks: Counted) -> None:
     refs = [TaskRef("owner", f"{n}") for n in range(100)]
     await asyncio.gather(*(tasks.store.create(new(ref)) for ref in refs))
-    got = await asyncio.gather(*(tasks.store.claim(ref, NOW, UNTIL) for ref in refs))
+    got = await asyncio.gather(
+        *(tasks.store.claim(ref, events.Claim(UNTIL, UNTIL, NOW), NOW) for ref in refs)
+    )
     assert all(isinstance(one, Claimed) for one in got)

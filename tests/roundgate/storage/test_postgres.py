@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
@@ -28,6 +29,7 @@ from roundgate.storage.postgres.schema import MIGRATIONS, migrate
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sessions import SessionRow
 from roundgate.storage.tasks import FORGET_AFTER_MS, Change, Lost, Part, Put, TaskRecord, TaskRef
+from roundgate.tasks import events
 from roundgate.tasks.stored import StoredTasks
 from tests.roundgate.storage import contract, queue_contract, session_contract, task_contract
 from tests.roundgate.storage.account_contract import AccountContract
@@ -122,7 +124,7 @@ class TestPostgresTasks(task_contract.TaskStoreContract):
 
     async def test_no_value_outlives_its_task(self, store: StoredTasks, connect: Connect) -> None:
         lease = await working(store, call=blob(9_000), journal=[b"1"])
-        await store.finish(lease, Status.COMPLETED, b"", None, NOW)
+        await store.write(lease, events.Finish(Status.COMPLETED, b""), NOW)
         assert await store.purge(REF, NOW)
         assert await connect().fetch("select * from roundgate.payloads") == []
 
@@ -133,7 +135,7 @@ class TestPostgresTasks(task_contract.TaskStoreContract):
             ref = TaskRef("owner", f"{n}")
             await stores[0].create(new(ref))
             known = await raw(stores[0], ref)
-            change = Change(known, {"fence": 1}, [Put(Part.JOURNAL, blob(5_000))])
+            change = Change(known, replace(known, fence=1), [Put(Part.JOURNAL, blob(5_000))])
             swapped, deleted = await asyncio.gather(
                 stores[1].store.swap(change), stores[2].store.delete(known)
             )
@@ -151,7 +153,7 @@ class TestPostgresTasks(task_contract.TaskStoreContract):
         assert record is not None
         assert list(record.requests) == ["a\0b", "ä\n'"]
         known = await raw(store)
-        swapped = await store.store.swap(Change(known, {"status_message": "one\0two"}))
+        swapped = await store.store.swap(Change(known, replace(known, status_message="one\0two")))
         assert isinstance(swapped, TaskRecord)
         assert (await raw(store)).status_message == "one\ufffdtwo", "PostgreSQL keeps no NUL"
 

@@ -14,7 +14,8 @@ from roundgate.errors import Unavailable
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.events import NOTHING, Added, NewTask
+from roundgate.tasks import events
+from roundgate.tasks.events import Added, NewTask
 from roundgate.tasks.stored import Claimed, StoredTasks
 
 REF = TaskRef("owner", "task")
@@ -44,7 +45,7 @@ async def database(tmp_path: Path) -> Any:
 
 
 async def claimed(store: StoredTasks, now_ms: int) -> Claimed:
-    found = await store.claim(REF, now_ms, now_ms + 30_000)
+    found = await store.claim(REF, events.Claim(now_ms + 30_000, now_ms + 30_000, now_ms), now_ms)
     assert isinstance(found, Claimed)
     return found
 
@@ -61,10 +62,10 @@ async def test_a_renewal_between_two_attempts_does_not_have_a_checkpoint_written
     lease = (await begun(store)).lease
     database.forgets = 1
     with pytest.raises(Unavailable):
-        await store.checkpoint(lease, STEP, 20)
-    await store.checkpoint(lease, NOTHING, 30, 60_000)
-    await store.checkpoint(lease, STEP, 40)
-    await store.release(lease, NOTHING, 50, wake_ms=0, due_ms=60)
+        await store.write(lease, events.Checkpoint(added=STEP), 20)
+    await store.write(lease, events.Checkpoint(60_000), 30)
+    await store.write(lease, events.Checkpoint(added=STEP), 40)
+    await store.write(lease, events.Release(0, 60), 50)
     assert (await claimed(store, 100)).journal == STEP.entries
 
 
@@ -76,7 +77,7 @@ async def test_a_checkpoint_of_which_nobody_hears_twice_is_written_once(
     database.forgets = 2
     for now_ms in (20, 21):
         with pytest.raises(Unavailable):
-            await store.checkpoint(lease, STEP, now_ms)
-    await store.checkpoint(lease, STEP, 22)
-    await store.release(lease, NOTHING, 50, wake_ms=0, due_ms=60)
+            await store.write(lease, events.Checkpoint(added=STEP), now_ms)
+    await store.write(lease, events.Checkpoint(added=STEP), 22)
+    await store.write(lease, events.Release(0, 60), 50)
     assert (await claimed(store, 100)).journal == STEP.entries

@@ -17,9 +17,11 @@ from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Ending, TaskRef, Wanted
-from roundgate.tasks.events import NOTHING, Added
-from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
+from roundgate.tasks import events
+from roundgate.tasks.events import Added
+from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 from tests.roundgate.storage.task_contract import END, NOW, REF, UNTIL, new
+from tests.support.postponing import Move, postpone_many
 
 ALL = "all that there are are asked for"
 KNOWN_SCANS = {
@@ -115,26 +117,28 @@ async def of_owners(store: StoredTasks) -> None:
         await store.find(wanted, 1, str(10 - number) if number % 2 else None)
     await store.open_tasks(10)
     await store.read_work(REF)
-    await store.note_retry(TaskRef("owner", "over"), "other")
+    await store.apply(TaskRef("owner", "over"), events.NoteRetry("other"), 0)
     await store.purge(TaskRef("owner", "over"), NOW)
 
 
 async def of_workers(store: StoredTasks) -> None:
     lease = await claimed(store)
-    await store.checkpoint(lease, Added([b"1"], b"{}", "on its way"), NOW, UNTIL)
-    await store.suspend(lease, NOTHING, {"a": b"1", "b": b"2"}, NOW, wake_ms=NOW)
-    await store.answer(REF, {"a": b"1"}, NOW, UNTIL)
-    await store.go_on([REF], NOW, UNTIL)
-    await store.release(await claimed(store), NOTHING, NOW, wake_ms=0, due_ms=NOW)
-    await store.restart(await claimed(store), b"{}", [b"1"], b"{}", 1, NOW, NOW)
-    await store.let_go(REF, (await claimed(store)).fence, NOW, NOW, blame=False)
-    await store.park(await claimed(store), "waits", NOW)
-    await store.requeue(REF, NOW, NOW)
-    await store.finish(await claimed(store), Status.COMPLETED, b"1", None, NOW)
+    await store.write(
+        lease, events.Checkpoint(UNTIL, added=Added([b"1"], b"{}", "on its way")), NOW
+    )
+    await store.write(lease, events.Suspend({"a": b"1", "b": b"2"}, wake_ms=NOW), NOW)
+    await store.apply(REF, events.Answer({"a": b"1"}, UNTIL), NOW)
+    await store.apply(REF, events.GoOn(UNTIL), NOW)
+    await store.write(await claimed(store), events.Release(0, NOW), NOW)
+    await store.write(await claimed(store), events.Restart(b"{}", [b"1"], b"{}", 1, NOW), NOW)
+    await store.apply(REF, events.LetGo(NOW, blame=False, fence=(await claimed(store)).fence), NOW)
+    await store.write(await claimed(store), events.Park("waits"), NOW)
+    await store.apply(REF, events.Requeue(NOW), NOW)
+    await store.write(await claimed(store), events.Finish(Status.COMPLETED, b"1"), NOW)
 
 
 async def claimed(store: StoredTasks) -> Lease:
-    found = await store.claim(REF, NOW, UNTIL)
+    found = await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW)
     assert isinstance(found, Claimed)
     return found.lease
 
@@ -142,14 +146,14 @@ async def claimed(store: StoredTasks) -> Lease:
 async def of_sweeps(store: StoredTasks) -> None:
     for name in ("late", "past", "stopped"):
         await store.create(new(TaskRef("owner", name)))
-    await store.cancel(TaskRef("owner", "stopped"), "no more", NOW)
+    await store.apply(TaskRef("owner", "stopped"), events.Cancel("no more", NOW), NOW)
     assert await store.late_shards(UNTIL) == [0]
     for _ in range(2):
         await store.take_shard(0, "me", NOW, UNTIL)
     late = await store.due(UNTIL, 10, 0)
     await store.due(UNTIL, 10)
-    await store.postpone_many([Move(late[0], UNTIL, 1)], UNTIL)
-    await store.expire([TaskRef("owner", "past")], END)
+    await postpone_many(store, [Move(late[0], UNTIL, 1)], UNTIL)
+    await store.apply_many([(ref, events.Expire(END)) for ref in [TaskRef("owner", "past")]], END)
     await store.forget(END + 10**10)
 
 
@@ -183,14 +187,16 @@ async def steps(database: Traced, store: StoredTasks, count: int) -> dict[str, i
 
     found = {"create": await measured(store.create(new(ref)))}
     found["count"] = await measured(store.count_open("me", 1_000))
-    claimed = await store.claim(ref, NOW, UNTIL)
+    claimed = await store.claim(ref, events.Claim(UNTIL, UNTIL, NOW), NOW)
     assert isinstance(claimed, Claimed)
     lease = claimed.lease
     found["get"] = await measured(store.read(ref, NOW))
-    found["checkpoint"] = await measured(store.checkpoint(lease, Added([b"1"]), NOW))
-    found["ask"] = await measured(store.suspend(lease, NOTHING, {"a": b"1"}, NOW))
-    found["update"] = await measured(store.answer(ref, {"a": b"1"}, NOW, UNTIL))
-    found["cancel"] = await measured(store.cancel(ref, "no more", NOW))
+    found["checkpoint"] = await measured(
+        store.write(lease, events.Checkpoint(added=Added([b"1"])), NOW)
+    )
+    found["ask"] = await measured(store.write(lease, events.Suspend({"a": b"1"}), NOW))
+    found["update"] = await measured(store.apply(ref, events.Answer({"a": b"1"}, UNTIL), NOW))
+    found["cancel"] = await measured(store.apply(ref, events.Cancel("no more", NOW), NOW))
     found["sweep"] = await measured(store.late_shards(NOW - 1))
     found["due"] = await measured(store.due(NOW - 1, 10, 0))
     found["forget"] = await measured(store.forget(NOW))

@@ -30,10 +30,12 @@ from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks import running
+from roundgate.tasks import patience
+from roundgate.tasks import turn as turns
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.stored import StoredTasks
-from roundgate.tasks.turn import CLEANUP_PAUSES_S, Turn
+from roundgate.tasks.turn import TurnResult
+from roundgate.tasks.worker import CLEANUP_PAUSES_S
 from tests.support.catalogs import built
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, How, Life, Plan, When, bury
@@ -213,9 +215,9 @@ class House:
                 self.clock.skip(1)
         raise AssertionError("it never ended")
 
-    async def work(self, shop: Workshop) -> list[Turn]:
+    async def work(self, shop: Workshop) -> list[TurnResult]:
         """Turns until the task is over and nothing is due any more; time passes where nothing moves."""
-        turns: list[Turn] = []
+        turns: list[TurnResult] = []
         for _ in range(1_000):
             if await self.is_at_rest():
                 return turns
@@ -247,7 +249,7 @@ async def started(house: House) -> Workshop:
     """A task at rest, between two polls of its job."""
     shop = house.shop()
     await house.begin(shop)
-    assert await shop.turns() == [Turn.RELEASED]
+    assert await shop.turns() == [TurnResult.RELEASED]
     assert (await house.record()).lease_until_ms == 0
     assert len(house.service.running) == 1
     return shop
@@ -263,7 +265,7 @@ async def test_the_job_of_a_cancelled_waiting_task_is_cancelled_by_the_messages_
     await shop.cancel(REF)
     assert (await shop.shown(REF))["status"] == "cancelled"
     assert house.service.cancels == []  # the client has not waited for that
-    assert Turn.CLEANED_UP in await house.shop().turns()
+    assert TurnResult.CLEANED_UP in await house.shop().turns()
     assert house.service.running == []
     assert await house.is_at_rest()
 
@@ -275,7 +277,7 @@ async def test_a_lost_message_is_found_by_a_sweep(house: House) -> None:
     assert await shop.sweep.sweep() == 0
     house.clock.skip(31)
     assert await shop.sweep.sweep() == 1
-    assert Turn.CLEANED_UP in await shop.all_turns()
+    assert TurnResult.CLEANED_UP in await shop.all_turns()
     assert house.service.running == []
 
 
@@ -294,7 +296,7 @@ async def test_a_task_that_no_worker_had_starts_nothing_to_cancel_it(house: Hous
     shop = house.shop()
     await house.begin(shop)
     await shop.cancel(REF)
-    assert Turn.CLEANED_UP in await shop.all_turns()
+    assert TurnResult.CLEANED_UP in await shop.all_turns()
     assert house.service.jobs == {}
     assert await house.is_at_rest()
 
@@ -303,9 +305,9 @@ async def test_a_task_that_waits_for_its_client_has_nothing_to_cancel(house: Hou
     house.asks, house.service.takes_keys = True, True
     shop = house.shop()
     await house.begin(shop)
-    assert await shop.turns() == [Turn.ASKED]
+    assert await shop.turns() == [TurnResult.ASKED]
     await shop.cancel(REF)
-    assert Turn.CLEANED_UP in await shop.all_turns()
+    assert TurnResult.CLEANED_UP in await shop.all_turns()
     assert house.service.jobs == {}
 
 
@@ -313,7 +315,7 @@ async def test_a_tool_that_does_not_say_any_more_how_to_cancel_is_left_alone(hou
     shop = await started(house)
     house.is_cancellable = False
     await shop.cancel(REF)
-    assert Turn.CLEANED_UP in await house.shop().all_turns()
+    assert TurnResult.CLEANED_UP in await house.shop().all_turns()
     assert house.service.cancels == []
 
 
@@ -324,7 +326,7 @@ async def test_a_task_that_takes_too_long_cancels_its_job(house: House) -> None:
     shown = await shop.shown(REF)
     assert (shown["status"], shown["result"]["isError"]) == ("completed", True)
     assert "tasks.task_timeout_s" in shown["result"]["content"][0]["text"]
-    assert turns[-1] is Turn.CLEANED_UP
+    assert turns[-1] is TurnResult.CLEANED_UP
     assert (house.service.running, len(house.service.cancels)) == ([], 1)
 
 
@@ -334,7 +336,7 @@ async def test_a_task_that_expires_cancels_its_job(house: House) -> None:
     await shop.queue.delete(await shop.messages())
     house.clock.skip(61)
     await shop.sweep.sweep()
-    assert Turn.CLEANED_UP in await shop.all_turns()
+    assert TurnResult.CLEANED_UP in await shop.all_turns()
     assert house.service.running == []
     assert await house.store.due(house.clock.now_ms() + 10**9, 10) == []
 
@@ -354,7 +356,7 @@ async def test_a_task_that_is_given_up_cancels_its_job(
         house.clock.skip(STEP)
         await elsewhere.turns()
     assert (await house.record()).cleans_up
-    assert Turn.CLEANED_UP in await house.work(house.shop())
+    assert TurnResult.CLEANED_UP in await house.work(house.shop())
     assert house.service.running == []
 
 
@@ -369,8 +371,8 @@ async def test_a_cancel_that_is_not_taken_is_tried_again(house: House, refusal: 
     shop = await started(house)
     await shop.cancel(REF)
     turns = await house.work(shop)
-    assert turns.count(Turn.TO_CLEAN_UP) == 3
-    assert turns[-1] is Turn.CLEANED_UP
+    assert turns.count(TurnResult.TO_CLEAN_UP) == 3
+    assert turns[-1] is TurnResult.CLEANED_UP
     assert (house.service.running, len(house.service.cancels)) == ([], 4)
 
 
@@ -405,8 +407,8 @@ async def test_a_worker_that_does_not_serve_the_tool_leaves_it_to_another(house:
     await shop.cancel(REF)
     other = loading.apart(built([Jobs({"other": None})]))
     elsewhere = Workshop(other, house.store, house.queue, house.clock, house.config)
-    assert Turn.TO_CLEAN_UP in await elsewhere.turns()
-    assert (await house.work(shop))[-1] is Turn.CLEANED_UP
+    assert TurnResult.TO_CLEAN_UP in await elsewhere.turns()
+    assert (await house.work(shop))[-1] is TurnResult.CLEANED_UP
     assert house.service.running == []
 
 
@@ -418,7 +420,7 @@ async def test_a_cancel_while_the_job_is_being_started_cancels_it_when_it_is(hou
     shop = house.shop()
     await house.begin(shop)
     (message,) = await shop.messages()
-    assert await shop.take(message) is Turn.LOST
+    assert await shop.take(message) is TurnResult.LOST
     assert len(house.service.jobs) == 1
     assert house.service.running == []
     assert await house.is_at_rest()
@@ -429,14 +431,14 @@ async def test_nobody_else_cleans_up_while_the_start_may_yet_be_answered(house: 
 
     async def cancelled_meanwhile() -> None:
         await house.cancel()
-        assert await other.turns() == [Turn.NOT_CLAIMED]
+        assert await other.turns() == [TurnResult.NOT_CLAIMED]
 
     house.service.pause = cancelled_meanwhile
     shop = house.shop()
     await house.begin(shop)
     (message,) = await shop.messages()
     await shop.queue.delete([message])
-    assert await shop.worker.run(await claimed(shop)) is Turn.LOST
+    assert await shop.worker.run(await claimed(shop)) is TurnResult.LOST
     assert (len(house.service.jobs), house.service.running) == (1, [])
 
 
@@ -531,15 +533,15 @@ async def test_a_job_whose_start_was_lost_is_found_once_its_service_answers(
     await house.begin(shop)
     turns = await house.work(shop)
     assert (len(house.service.jobs), house.service.running) == (1, [])
-    assert turns[-3:] == [Turn.TO_CLEAN_UP, Turn.TO_CLEAN_UP, Turn.CLEANED_UP]
+    assert turns[-3:] == [TurnResult.TO_CLEAN_UP, TurnResult.TO_CLEAN_UP, TurnResult.CLEANED_UP]
 
 
 async def test_a_start_under_way_comes_to_its_answer_before_its_handler_is_ended(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "GRACE_S", 0.05)
-    monkeypatch.setattr(running, "TICK_S", 0.01)
-    monkeypatch.setattr(running, "LOOK_S", 0.01)
+    monkeypatch.setattr(turns, "GRACE_S", 0.05)
+    monkeypatch.setattr(turns, "TICK_S", 0.01)
+    monkeypatch.setattr(turns, "LOOK_S", 0.01)
 
     async def slow() -> None:
         await house.cancel()
@@ -549,7 +551,7 @@ async def test_a_start_under_way_comes_to_its_answer_before_its_handler_is_ended
     house.service.pause = slow
     shop = house.shop()
     await house.begin(shop)
-    assert await shop.turns() == [Turn.LOST]
+    assert await shop.turns() == [TurnResult.LOST]
     assert (len(house.service.jobs), house.service.running) == (1, [])
 
 
@@ -560,7 +562,7 @@ async def test_what_a_worker_knew_of_a_start_is_there_for_whoever_cancels_later(
     house.service.refusals = [NotNow("503")]
     shop = house.shop()
     await house.begin(shop)
-    assert await shop.turns() == [Turn.LOST]
+    assert await shop.turns() == [TurnResult.LOST]
     assert len(house.service.running) == 1  # not taken, and this worker has gone
     await house.work(house.shop())
     assert (len(house.service.cancels), house.service.running) == (2, [])
@@ -657,7 +659,7 @@ def test_a_process_dies_at_any_call_of_a_cleanup(files: Files, takes_keys: bool)
 def test_any_call_of_a_cleanup_times_out_and_may_have_happened_or_not(
     files: Files, takes_keys: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
     at: tuple[int, When] = (8, "before")
     calls = tell(files, Plan(), takes_keys=takes_keys, cancel_at=at)
     for (number, when), _ in product(all_points(calls), (0,)):

@@ -21,9 +21,10 @@ from roundgate.settings import TasksConfig
 from roundgate.storage.once import OnceStore
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
-from roundgate.tasks.events import NOTHING, NotClaimed
-from roundgate.tasks.lease import HEARD_MS, HOLD_MS
-from roundgate.tasks.turn import Turn
+from roundgate.tasks import events
+from roundgate.tasks.clock_trust import HEARD_MS, HOLD_MS
+from roundgate.tasks.events import NotClaimed
+from roundgate.tasks.turn import TurnResult
 from tests.support.asgi import client, config_file, stoppable
 from tests.support.clocks import FixedClock
 from tests.support.jobs import JOBS
@@ -110,7 +111,7 @@ async def test_a_process_that_is_a_day_ahead_ends_no_task(
     fleet.clocks[-1].set(-AHEAD)
     await fleet.pass_time(5 * 60)
     assert [shop.sweep.trouble for shop in fleet.shops] == [None] * size
-    assert Turn.FINISHED in await right.turns()
+    assert TurnResult.FINISHED in await right.turns()
     assert (await right.record(refs[0])).status is Status.COMPLETED
     await fleet.aclose()
 
@@ -163,7 +164,7 @@ async def test_a_running_task_is_not_ended_by_a_clock_that_was_set_ahead(tmp_pat
 
     shop = shared.workshop(sets=sets_the_clock)
     ref = await shop.begin("sets")
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     found = await record(shop, ref)
     assert b"done" in found.outcome
     await shared.aclose()
@@ -204,7 +205,7 @@ async def test_a_machine_whose_clock_is_set_a_day_ahead_and_mended_loses_no_task
         clock.set(-AHEAD)
     await fleet.pass_time(10 * 60)
     await shop.answer(ref, who={"action": "accept", "content": {"name": "me"}})
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert log().count("the clock was set") == 4
     await fleet.aclose()
 
@@ -264,7 +265,7 @@ async def test_a_fleet_that_is_set_back_an_hour_goes_on(
         clock.set(-HOUR)
     await fleet.pass_time(4 * 60)
     turns = await shop.turns()
-    assert sorted(turns) == [Turn.FINISHED, Turn.FINISHED]
+    assert sorted(turns) == [TurnResult.FINISHED, TurnResult.FINISHED]
     for ref in (died, lost):
         assert (await shop.record(ref)).status is Status.COMPLETED
     await fleet.aclose()
@@ -281,7 +282,7 @@ async def test_a_living_worker_keeps_its_task_when_the_clocks_are_set_back(tmp_p
         clock.set(-HOUR)
     for _ in range(10):
         now_ms = fleet.clocks[0].now_ms()
-        await shop.store.checkpoint(claimed.lease, NOTHING, now_ms, now_ms + 30_000)
+        await shop.store.write(claimed.lease, events.Checkpoint(now_ms + 30_000), now_ms)
         await fleet.pass_time(15)
     assert (await shop.record(ref)).fence == claimed.lease.fence
     await fleet.aclose()

@@ -27,7 +27,7 @@ from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.stored import StoredTasks
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Plan
 from tests.support.dynamodb import ROOT, Emulator
@@ -111,7 +111,7 @@ class Costs:
     async def asking(self) -> TaskRef:
         """A task with two questions."""
         ref = await self.shop.begin("ask")
-        assert await self.shop.all_turns() == [Turn.ASKED]
+        assert await self.shop.all_turns() == [TurnResult.ASKED]
         return ref
 
 

@@ -13,9 +13,10 @@ from roundgate.replay.context import Context
 from roundgate.replay.sync_context import SyncContext
 from roundgate.settings import TasksConfig
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.events import Delivered, marks_from_record
+from roundgate.tasks import events
+from roundgate.tasks.events import Delivered
 from roundgate.tasks.stored import StoredTasks
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from roundgate.tokens import EventTokens
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
@@ -53,9 +54,9 @@ def shop(shared: Shared) -> Workshop:
 async def waiting(shop: Workshop, tool: str = "buy", **arguments: Any) -> TaskRef:
     """A task that waits for its event."""
     ref = await shop.begin(tool, **arguments)
-    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RELEASED]
     record = await shop.record(ref)
-    assert [mark.is_awaited for mark in marks_from_record(record)] == [True]
+    assert [mark.is_awaited for mark in record.events] == [True]
     assert (record.lease_until_ms, await shop.messages()) == (0, [])
     return ref
 
@@ -67,7 +68,7 @@ async def test_a_task_waits_without_a_worker_and_goes_on_when_a_service_delivers
     (url,) = URLS
     assert url.startswith(f"{PUBLIC_URL}/events/v1.")
     assert await shop.deliver(ref, PAID, {"amount": 7}) is Delivered.WAKES
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == {"paid": {"amount": 7}}
     assert [url] == URLS
 
@@ -103,11 +104,11 @@ async def test_what_arrives_before_it_is_waited_for_is_there(shared: Shared) -> 
 
     shop = shared.workshop(early=early)
     ref = await shop.begin("early")
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     assert await shop.deliver(ref, PAID, [1]) is Delivered.KEPT
     assert await shop.all_turns() == [], "it waits for its client"
     await shop.answer(ref, who=accept(name="me"))
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == {"paid": [1]}
 
 
@@ -124,12 +125,12 @@ async def test_what_arrives_while_a_worker_runs_the_task_is_found_by_its_next_tu
 
     shop = shared.workshop(at_once=at_once)
     ref = await shop.begin("at_once")
-    assert await shop.turns() == [Turn.RELEASED]
+    assert await shop.turns() == [TurnResult.RELEASED]
     record = await shop.record(ref)
     assert (record.wake_ms, len(await shop.messages())) == (0, 1)
     shared.clock.skip(31)  # type: ignore[attr-defined]  # that message was read above
     await shop.sweep.sweep()
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == {"paid": "now"}
 
 
@@ -141,13 +142,13 @@ async def test_a_task_that_asks_and_waits_goes_on_and_asks_again(shared: Shared)
 
     shop = shared.workshop(both=both)
     ref = await shop.begin("both")
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     assert await shop.deliver(ref, PAID, 7) is Delivered.WAKES
     assert (await shop.shown(ref))["status"] == "working"
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     assert list((await shop.shown(ref))["inputRequests"]) == ["who"]
     await shop.answer(ref, who=accept(name="me"))
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == ["me", 7]
 
 
@@ -158,7 +159,7 @@ async def test_its_time_is_over_for_both_sides_or_for_none(
     clock.skip(60)
     assert await shop.deliver(ref, PAID, 7) is Delivered.CLOSED
     await shop.sweep.sweep()
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == {"failed": "event 'paid' was not delivered in time"}
     assert await shop.deliver(ref, PAID, 7) is Delivered.CLOSED
 
@@ -171,7 +172,7 @@ async def test_a_payload_that_came_in_time_counts_however_late_the_task_goes_on(
     assert await shop.deliver(ref, PAID, 7) is Delivered.WAKES
     clock.skip(3_600)
     await shop.sweep.sweep()
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == {"paid": 7}
 
 
@@ -192,7 +193,7 @@ async def test_without_a_time_limit_it_waits_as_long_as_a_task_is_kept(
 ) -> None:
     ref = await waiting(shop, timeout_s=None)
     record, until_ms = await shop.record(ref), clock.now_ms() + 86_400_000
-    assert [mark.until_ms for mark in marks_from_record(record)] == [until_ms]
+    assert [mark.until_ms for mark in record.events] == [until_ms]
     clock.skip(86_399)
     assert await shop.deliver(ref, PAID, 7) is Delivered.WAKES
     await shop.all_turns()
@@ -222,10 +223,12 @@ async def test_the_message_of_a_delivery_that_was_lost_is_sent_by_its_repetition
     data = json.encode(7)
     # the replica died between its write and its message
     dying = StoredTasks(shop.store.store)
-    taken = await dying.deliver(ref, PAID, data, json.digest(7), now_ms, now_ms + 30_000)
+    taken = (
+        await dying.apply(ref, events.Deliver(PAID, data, json.digest(7), now_ms + 30_000), now_ms)
+    ).result
     assert (taken, await shop.messages()) == (Delivered.WAKES, [])
     assert await shop.deliver(ref, PAID, 7) is Delivered.AGAIN
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
 
 
 async def test_a_repeated_payload_does_not_take_the_message_of_a_task_that_sleeps(
@@ -240,11 +243,11 @@ async def test_a_repeated_payload_does_not_take_the_message_of_a_task_that_sleep
     shop = shared.workshop(later=later)
     ref = await waiting(shop, "later")
     await shop.deliver(ref, PAID, 7)
-    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RELEASED]
     assert await shop.deliver(ref, PAID, 7) is Delivered.AGAIN
     assert await shop.all_turns() == []
     shared.clock.skip(20)  # type: ignore[attr-defined]
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
 
 
 async def test_nothing_is_accepted_after_a_cancel_or_for_another_event(shop: Workshop) -> None:
@@ -266,7 +269,7 @@ async def test_after_a_restart_the_old_url_leads_nowhere(shared: Shared) -> None
 
     shop = shared.workshop(rounds=rounds)
     ref = await shop.begin("rounds")
-    assert await shop.all_turns() == [Turn.RESTARTED, Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RESTARTED, TurnResult.RELEASED]
     old, new = (EventTokens(RING).open(url.rpartition("/")[2]) for url in URLS)
     assert old is not None
     assert new is not None
@@ -289,10 +292,10 @@ async def test_each_branch_has_its_own_event(shared: Shared) -> None:
     shop = shared.workshop(many=many)
     ref = await shop.begin("many")
     await shop.all_turns()
-    names = [mark.name for mark in marks_from_record(await shop.record(ref))]
+    names = [mark.name for mark in (await shop.record(ref)).events]
     assert names == ["map/7/event:paid", "map/9/event:paid"]
     assert await shop.deliver(ref, names[1], "nine") is Delivered.WAKES
-    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RELEASED]
     assert await shop.deliver(ref, names[0], "seven") is Delivered.WAKES
     await shop.all_turns()
     assert await shop.value(ref) == {"values": ["seven", "nine"]}
@@ -309,7 +312,7 @@ async def test_a_branch_may_have_a_space_in_its_name(shared: Shared) -> None:
 
     shop = shared.workshop(named=named)
     ref = await shop.begin("named")
-    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RELEASED]
     for number in range(2):
         await shop.deliver(ref, f"pay one@{number}/event:paid", number)
     await shop.all_turns()
@@ -357,7 +360,7 @@ async def test_a_time_limit_around_a_wait_ends_it_and_a_later_wait_gets_the_payl
     await shop.all_turns()
     shared.clock.skip(11)  # type: ignore[attr-defined]
     await shop.sweep.sweep()
-    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RELEASED]
     assert URLS == ["remind"]
     await shop.deliver(ref, PAID, 7)
     await shop.all_turns()
@@ -387,7 +390,7 @@ async def test_a_plain_function_waits_too(shared: Shared) -> None:
 
     shop = shared.workshop(plain=plain)
     ref = await shop.begin("plain")
-    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RELEASED]
     await shop.deliver(ref, PAID, 7)
     await shop.all_turns()
     assert await shop.value(ref) == ["paid", 7, True]

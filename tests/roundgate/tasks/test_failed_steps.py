@@ -23,6 +23,7 @@ from roundgate.operators.facts import task_facts
 from roundgate.replay import steps
 from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import Database, SqliteTasks
+from roundgate.tasks import events
 from roundgate.tasks.stored import Claimed, StoredTasks
 from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name
@@ -437,7 +438,7 @@ async def test_who_takes_a_task_over_says_whose_it_is(tmp_path: Path, lines: Log
     store, place = StoredTasks(SqliteTasks(database)), TaskRef(task_owner(LOCAL), task_id)
     now_ms = Clock().now_ms()
     # a worker that died with it an hour ago
-    claimed = await store.claim(place, now_ms, now_ms - 3_600_000, due_ms=now_ms)
+    claimed = await store.claim(place, events.Claim(now_ms - 3_600_000, now_ms, now_ms), now_ms)
     assert isinstance(claimed, Claimed)
     async with tasked(tmp_path, *TOOLS, tasks={"requeue_after_s": 1}) as ann:
         await ann.text(task_id)

@@ -14,8 +14,8 @@ from roundgate.errors import NotRetryable
 from roundgate.operators.continuing import repeated, retry, rewind
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.events import Delivered, marks_from_record
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.events import Delivered
+from roundgate.tasks.turn import TurnResult
 from roundgate.tokens import EventTokens
 from tests.support.replay import Name
 from tests.support.rounds import accept
@@ -65,11 +65,11 @@ async def at_the_end(shop: Workshop) -> TaskRef:
     """An order whose last step fails."""
     BROKEN.add("ship")
     ref = await shop.begin("order")
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     await shop.answer(ref, who=accept(name="me"))
-    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RELEASED]
     await shop.deliver(ref, "event:paid", 7)
-    assert await shop.all_turns() == [Turn.STEP_FAILED]
+    assert await shop.all_turns() == [TurnResult.STEP_FAILED]
     BROKEN.clear()
     return ref
 
@@ -84,7 +84,7 @@ async def test_everything_before_the_step_is_remembered_and_all_after_it_happens
     shop = shared.workshop(order=order)
     ref = await at_the_end(shop)
     going_on = await taken_up(shop, ref, "quote")
-    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RELEASED]
     assert CALLS == {"reserve": 1, "quote": 2, "bill": 2, "once": 1, "ship": 1}
     old, new = (EventTokens(RING).open(url.rpartition("/")[2]) for url in (URLS[0], URLS[-1]))
     assert old is not None
@@ -104,7 +104,7 @@ async def test_an_event_that_was_opened_before_the_step_keeps_its_url_and_its_pa
     shop = shared.workshop(order=order)
     ref = await at_the_end(shop)
     going_on = await taken_up(shop, ref, "once")
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(going_on) == ["reserve 1", "me", "quote 1", 7, "once 2", "ship 2"]
     assert len(set(URLS)) == 1
     assert await shop.deliver(ref, "event:paid", 7) is Delivered.AGAIN
@@ -116,12 +116,12 @@ async def test_a_question_is_asked_again_and_the_answer_of_before_is_not_taken(
     shop = shared.workshop(order=order)
     ref = await at_the_end(shop)
     going_on = await taken_up(shop, ref, "who")
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     assert list((await shop.shown(going_on))["inputRequests"]) == ["who@2"]
     await shop.answer(going_on, who=accept(name="the answer of before"))
     assert await shop.all_turns() == []
     await shop.tasks.update(_owner(), going_on.id, {"who@2": accept(name="another")})
-    assert await shop.all_turns() == [Turn.RELEASED]
+    assert await shop.all_turns() == [TurnResult.RELEASED]
     assert CALLS["reserve"] == 1
 
 
@@ -143,7 +143,7 @@ async def test_what_was_done_after_the_failure_is_forgotten_with_it(shared: Shar
     BROKEN.add("charge")
     shop = shared.workshop(refunds=refunds)
     ref = await shop.begin("refunds")
-    assert await shop.all_turns() == [Turn.STEP_FAILED]
+    assert await shop.all_turns() == [TurnResult.STEP_FAILED]
     BROKEN.clear()
     with pytest.raises(NotRetryable, match="refund happened"):
         await retry(shop.store, ref, shop.clock.now_ms())
@@ -168,17 +168,17 @@ async def test_a_parked_task_goes_on_under_its_own_id(shared: Shared) -> None:
 
     before, after = shared.workshop(tool=right), shared.workshop(tool=wrong)
     ref = await before.begin("tool")
-    assert await before.all_turns() == [Turn.ASKED]
+    assert await before.all_turns() == [TurnResult.ASKED]
     await before.answer(ref, who=accept(name="me"))
-    assert await after.all_turns() == [Turn.PARKED]
+    assert await after.all_turns() == [TurnResult.PARKED]
     with pytest.raises(NotRetryable, match="has no step 'x'; it has plan, quote, who"):
         await rewind(after.store, ref, after.clock.now_ms(), "x")
     await rewind(after.store, ref, after.clock.now_ms(), "quote")
-    assert await after.all_turns() == [Turn.ASKED]
+    assert await after.all_turns() == [TurnResult.ASKED]
     assert CALLS == {"plan": 1, "quote": 2}
     assert list((await after.shown(ref))["inputRequests"]) == ["who@2"]
     await after.tasks.update(_owner(), ref.id, {"who@2": accept(name="again")})
-    assert await after.all_turns() == [Turn.FINISHED]
+    assert await after.all_turns() == [TurnResult.FINISHED]
     assert await after.value(ref) == ["plan 1", "quote 2", "again"]
 
 
@@ -196,10 +196,10 @@ async def test_a_payload_that_comes_while_a_parked_task_is_wound_back_is_kept(
 
     before, after = shared.workshop(tool=version(service)), shared.workshop(tool=version(other))
     ref = await before.begin("tool")
-    assert await before.all_turns() == [Turn.RELEASED]
+    assert await before.all_turns() == [TurnResult.RELEASED]
     shared.clock.skip(6)  # type: ignore[attr-defined]
     await after.sweep.sweep()
-    assert await after.all_turns() == [Turn.PARKED]
+    assert await after.all_turns() == [TurnResult.PARKED]
     assert await after.deliver(ref, "event:paid", 7) is Delivered.KEPT, "it stays parked"
     assert await after.all_turns() == []
     real, raced = after.store.store.read_work, list[Delivered]()
@@ -212,8 +212,8 @@ async def test_a_payload_that_comes_while_a_parked_task_is_wound_back_is_kept(
 
     after.store.store.read_work = read_work  # type: ignore[method-assign]
     await rewind(after.store, ref, after.clock.now_ms(), "quote")
-    assert [mark.name for mark in marks_from_record(await after.record(ref))] == ["event:paid"]
-    assert await after.all_turns() == [Turn.RELEASED]
+    assert [mark.name for mark in (await after.record(ref)).events] == ["event:paid"]
+    assert await after.all_turns() == [TurnResult.RELEASED]
     shared.clock.skip(6)  # type: ignore[attr-defined]
     await after.sweep.sweep()
     await after.all_turns()
@@ -236,7 +236,7 @@ async def test_beside_each_other_what_was_recorded_before_is_kept_in_whatever_br
     BROKEN.add("end")
     shop = shared.workshop(sides=sides)
     ref = await shop.begin("sides")
-    assert await shop.all_turns() == [Turn.STEP_FAILED]
+    assert await shop.all_turns() == [TurnResult.STEP_FAILED]
     BROKEN.clear()
     _, work = await shop.store.read_work(ref)
     assert work is not None

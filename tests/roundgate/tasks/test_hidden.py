@@ -31,7 +31,7 @@ from roundgate.tasks.hidden import (
     Sight,
 )
 from roundgate.tasks.stored import KEEP_MS, StoredTasks
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import Emulator
 from tests.support.dynamodb import dynamodb as dynamodb
@@ -376,7 +376,7 @@ async def test_no_client_sees_a_hidden_task_and_no_worker_runs_it(
         await shop.tasks.update(ANN, ref.id, {"mark.0": 1})
     with pytest.raises(TaskNotFound):
         await shop.tasks.cancel(ANN, ref.id)
-    assert await shop.worker.work(ref) is Turn.NOT_CLAIMED
+    assert await shop.worker.work(ref) is TurnResult.NOT_CLAIMED
     assert await shop.messages() == []
     record = await tasks.head(ref)
     assert record is not None

@@ -17,9 +17,10 @@ from roundgate.observability.metrics import Metrics
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRecord, TaskRef
+from roundgate.tasks import events
 from roundgate.tasks.pool import MAX_WAITING, Children, Pool, Quarantine, child_command
 from roundgate.tasks.stored import Claimed
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from roundgate_aws.worker import Function
 from tests.support.postponing import postpone
 from tests.support.tasks import Shared, Workshop
@@ -110,7 +111,11 @@ async def suspected(shop: Workshop, ref: TaskRef) -> TaskRef:
     claimed = await shop.worker.claim(ref)
     assert isinstance(claimed, Claimed)
     now_ms = shop.clock.now_ms()
-    assert await shop.store.let_go(ref, claimed.lease.fence, now_ms, now_ms, blame=True)
+    assert (
+        await shop.store.apply(
+            ref, events.LetGo(now_ms, blame=True, fence=claimed.lease.fence), now_ms
+        )
+    ).happened
     return ref
 
 
@@ -333,8 +338,8 @@ async def test_a_suspect_is_told_from_a_task_that_is_not_to_be_had(share: Share)
 
     shop = share(Clock()).workshop(quick=quick)
     ref = await suspected(shop, await shop.begin("quick", principal=LOCAL))
-    assert await shop.worker.work(ref) is Turn.SUSPECT
-    assert await shop.worker.work(ref, alone=True) is Turn.FINISHED
+    assert await shop.worker.work(ref) is TurnResult.SUSPECT
+    assert await shop.worker.work(ref, alone=True) is TurnResult.FINISHED
 
 
 # On AWS Lambda

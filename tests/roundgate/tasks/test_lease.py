@@ -14,11 +14,14 @@ import pytest
 from roundgate.errors import Unavailable
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks import running
-from roundgate.tasks.lease import LeaseTime, Moment
-from roundgate.tasks.stored import Claimed
-from roundgate.tasks.turn import Turn
+from roundgate.tasks import patience
+from roundgate.tasks.clock_trust import Moment
+from roundgate.tasks.events import Checkpoint, UnderLease
+from roundgate.tasks.lease import LeaseTime
+from roundgate.tasks.stored import Claimed, Lease
+from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
+from tests.support.crashes import called
 from tests.support.tasks import Shared, Workshop
 
 Share = Callable[..., Shared]
@@ -83,10 +86,11 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append(name)
+            what = called(name, args)
+            self.calls.append(what)
             value = await getattr(self._shop.store, name)(*args, **kwargs)
-            if name in ("claim", "checkpoint"):
-                ref: TaskRef = args[0] if name == "claim" else args[0].ref
+            if what in ("claim", "checkpoint"):
+                ref: TaskRef = args[0] if what == "claim" else args[0].ref
                 self.rows.append(await self._shop.record(ref))
             return value
 
@@ -111,7 +115,7 @@ async def test_steps_renew_the_lease_and_nothing_else_is_written(
     shop = shared.workshop(steps=steps)
     counting = Counting(shop)
     ref = await shop.begin("steps")
-    assert await counting.worker().worker.work(ref) is Turn.FINISHED
+    assert await counting.worker().worker.work(ref) is TurnResult.FINISHED
     assert counting.calls == ["claim", *["checkpoint"] * 20, "finish"]
     lapse_ms = [row.lease_until_ms + SKEW_S * 1000 for row in counting.rows]
     dues_ms = [row.due_ms or 0 for row in counting.rows]
@@ -143,7 +147,7 @@ async def test_the_heartbeat_moves_a_task_that_is_claimed_shortly_before_it_is_d
         await asyncio.sleep(0.02)
     assert found.due_ms == found.lease_until_ms + SKEW_S * 1000
     over.set()
-    assert await turn is Turn.FINISHED
+    assert await turn is TurnResult.FINISHED
     assert counting.calls == ["claim", "checkpoint", "finish"]
 
 
@@ -160,9 +164,11 @@ class Silent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shop.store, name)
 
-    async def checkpoint(self, *args: Any) -> None:
-        self.calls["with entries" if args[1].entries else "renewal"] += 1
-        await self._shop.store.checkpoint(*args)
+    async def write(self, lease: Lease, event: UnderLease, now_ms: int) -> None:
+        await self._shop.store.write(lease, event, now_ms)
+        if not isinstance(event, Checkpoint):
+            return
+        self.calls["with entries" if event.added.entries else "renewal"] += 1
         if self._lost:
             self._lost -= 1
             self._clock.skip(self._after_s)
@@ -179,7 +185,7 @@ async def test_the_first_of_several_attempts_to_write_a_step_counts_for_the_leas
 ) -> None:
     """The row may have the end that the first attempt gave it: too little is left of
     that for a step to begin."""
-    monkeypatch.setattr(running, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
     left_ms: list[int] = []
 
     async def look() -> None:
@@ -193,7 +199,7 @@ async def test_the_first_of_several_attempts_to_write_a_step_counts_for_the_leas
     ref = await shop.begin("steps")
     store: Any = Silent(shop, clock, 1, after_s)
     turn = Workshop(shop.catalog, store, shop.queue, clock, shop.config).worker.work(ref)
-    assert await turn is Turn.FINISHED
+    assert await turn is TurnResult.FINISHED
     assert store.calls == Counter({"with entries": 3} | ({"renewal": 1} if renewals else {}))
     assert left_ms[0] >= 7_500
 
@@ -246,5 +252,5 @@ async def test_a_worker_that_goes_on_is_left_alone_by_every_sweep(
     shop = shared.workshop(steps=steps)
     ref = await shop.begin("steps")
     await lost(shop)
-    assert await shop.worker.work(ref) is Turn.FINISHED
+    assert await shop.worker.work(ref) is TurnResult.FINISHED
     assert found == [(0,)] * 100

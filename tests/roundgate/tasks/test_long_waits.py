@@ -14,7 +14,7 @@ from roundgate.errors import ToolError
 from roundgate.replay.context import Context
 from roundgate.storage import TaskRecord
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
@@ -66,9 +66,9 @@ def shop(shared: Shared) -> Workshop:
     return shared.workshop(**HANDLERS)
 
 
-async def pass_time(shop: Workshop, seconds: float, each_s: float = HOUR) -> list[Turn]:
+async def pass_time(shop: Workshop, seconds: float, each_s: float = HOUR) -> list[TurnResult]:
     """The turns of workers while time passes."""
-    turns: list[Turn] = []
+    turns: list[TurnResult] = []
     while seconds > 0:
         shop.clock.skip(min(each_s, seconds))  # type: ignore[attr-defined]
         seconds -= each_s

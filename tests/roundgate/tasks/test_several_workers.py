@@ -26,8 +26,9 @@ from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.events import Checkpoint, Finish, UnderLease
 from roundgate.tasks.stored import Claimed, StoredTasks
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Name, polite
 from tests.support.tasks import Shared, Workshop, catalog_of
@@ -88,32 +89,22 @@ class _Witnessed:
             self._witness.fences[ref] = max(self._witness.fences[ref], fence)
         return claimed
 
-    async def checkpoint(self, lease: Any, added: Any, *args: Any) -> None:
-        await self._write(lease, self._store.checkpoint(lease, added, *args))
-        for tag, key, *values in map(json.decode, added.entries):
-            assert (lease.ref, f"{tag} {key}") not in self._witness.kept, (
-                "each step is written once"
-            )
-            self._witness.kept[lease.ref, f"{tag} {key}"] = values
-
-    async def suspend(self, lease: Any, *args: Any, **kwargs: Any) -> None:
-        await self._write(lease, self._store.suspend(lease, *args, **kwargs))
-
-    async def release(self, lease: Any, *args: Any, **kwargs: Any) -> None:
-        await self._write(lease, self._store.release(lease, *args, **kwargs))
-
-    async def finish(self, lease: Any, *args: Any, **kwargs: Any) -> None:
-        await self._write(lease, self._store.finish(lease, *args, **kwargs))
-        self._witness.ends[lease.ref] += 1
-
-    async def _write(self, lease: Any, write: Any) -> None:
+    async def write(self, lease: Any, event: UnderLease, now_ms: int) -> None:
         newest = self._witness.fences[lease.ref]
         try:
-            await write
+            await self._store.write(lease, event, now_ms)
         except LeaseLost:
             self._witness.lost += 1
             raise
         assert lease.fence >= newest, "who lost the lease has written nothing"
+        if isinstance(event, Finish):
+            self._witness.ends[lease.ref] += 1
+        entries = event.added.entries if isinstance(event, Checkpoint) else ()
+        for tag, key, *values in map(json.decode, entries):
+            assert (lease.ref, f"{tag} {key}") not in self._witness.kept, (
+                "each step is written once"
+            )
+            self._witness.kept[lease.ref, f"{tag} {key}"] = values
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -154,8 +145,8 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
         tasks = witness.wraps(StoredTasks(store.store, chaotic))
         return Workshop(catalog_of(work=work), tasks, chaotic, clock, shared.config)
 
-    async def worker(shop: Workshop) -> list[tuple[TaskRef, Turn]]:
-        turns: list[tuple[TaskRef, Turn]] = []
+    async def worker(shop: Workshop) -> list[tuple[TaskRef, TurnResult]]:
+        turns: list[tuple[TaskRef, TurnResult]] = []
         while not over():
             messages = await shop.messages()
             ended = await asyncio.gather(*(shop.take(message) for message in messages))
@@ -200,13 +191,21 @@ async def test_each_task_ends_once_and_rightly_whatever_becomes_of_messages_and_
             kept["last"],
         ]
     turns = Counter(turn for one in worked for turn in one.result())
-    assert turns[refs[0], Turn.LOST], (
+    assert turns[refs[0], TurnResult.LOST], (
         "who stalled until another had its task has written nothing more, and knows it"
     )
-    assert witness.lost >= sum(times for (_, turn), times in turns.items() if turn is Turn.LOST)
-    assert {ref: turns[ref, Turn.FINISHED] for ref in refs} == dict.fromkeys(refs, 1)
+    assert witness.lost >= sum(
+        times for (_, turn), times in turns.items() if turn is TurnResult.LOST
+    )
+    assert {ref: turns[ref, TurnResult.FINISHED] for ref in refs} == dict.fromkeys(refs, 1)
     # whatever becomes of messages and leases, that is no fault, and blames no task
-    usual = {Turn.NOT_CLAIMED, Turn.LOST, Turn.RELEASED, Turn.ASKED, Turn.FINISHED}
+    usual = {
+        TurnResult.NOT_CLAIMED,
+        TurnResult.LOST,
+        TurnResult.RELEASED,
+        TurnResult.ASKED,
+        TurnResult.FINISHED,
+    }
     assert {turn for _, turn in turns} <= usual
 
 
@@ -225,7 +224,7 @@ async def test_eight_workers_that_get_one_message_at_once_run_one_step_once(shar
     shops = [shared.workshop(work=work) for _ in range(8)]
     ref = await shops[0].begin("work")
     turns = await asyncio.gather(*(shop.worker.work(ref) for shop in shops))
-    assert sorted(turns) == [Turn.FINISHED] + [Turn.NOT_CLAIMED] * 7
+    assert sorted(turns) == [TurnResult.FINISHED] + [TurnResult.NOT_CLAIMED] * 7
     assert ran == ["step"]
 
 

@@ -18,15 +18,9 @@ from roundgate.protocol.tasks import OPEN, Status
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef, Wanted
-from roundgate.tasks.events import (
-    NOTHING,
-    Added,
-    Answered,
-    Cancelled,
-    NotClaimed,
-    Postponed,
-)
-from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
+from roundgate.tasks import events
+from roundgate.tasks.events import Added, Answered, Cancelled, NotClaimed, Postponed
+from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 from tests.roundgate.storage.task_contract import (
     END,
     NOW,
@@ -50,22 +44,30 @@ from tests.roundgate.storage.task_contract import (
     take_over,
     working,
 )
-from tests.support.postponing import postpone
+from tests.support.postponing import Move, postpone, postpone_many
 
 UNDER_A_LEASE: Final[Mapping[str, Callable[[StoredTasks, Lease], Awaitable[object]]]] = {
-    "checkpoint": lambda store, lease: store.checkpoint(
-        lease, Added([b"late"], b"late", "late"), NOW, END
+    "checkpoint": lambda store, lease: store.write(
+        lease, events.Checkpoint(END, added=Added([b"late"], b"late", "late")), NOW
     ),
-    "checkpoint without entries": lambda store, lease: store.checkpoint(lease, NOTHING, NOW, END),
-    "suspend": lambda store, lease: store.suspend(lease, Added([b"late"]), {"late": b"late"}, NOW),
-    "release": lambda store, lease: store.release(
-        lease, Added([b"late"], b"late"), NOW, wake_ms=SOON, due_ms=SOON
+    "checkpoint without entries": lambda store, lease: store.write(
+        lease, events.Checkpoint(END), NOW
     ),
-    "restart": lambda store, lease: store.restart(lease, b"late", [b"late"], b"late", 9, NOW, SOON),
-    "park": lambda store, lease: store.park(lease, "late", NOW),
-    "finish": lambda store, lease: store.finish(lease, Status.COMPLETED, b"late", "late", NOW),
-    "finish with much": lambda store, lease: store.finish(
-        lease, Status.COMPLETED, blob(400_000), "late", NOW
+    "suspend": lambda store, lease: store.write(
+        lease, events.Suspend({"late": b"late"}, added=Added([b"late"])), NOW
+    ),
+    "release": lambda store, lease: store.write(
+        lease, events.Release(SOON, SOON, added=Added([b"late"], b"late")), NOW
+    ),
+    "restart": lambda store, lease: store.write(
+        lease, events.Restart(b"late", [b"late"], b"late", 9, SOON), NOW
+    ),
+    "park": lambda store, lease: store.write(lease, events.Park("late"), NOW),
+    "finish": lambda store, lease: store.write(
+        lease, events.Finish(Status.COMPLETED, b"late", "late"), NOW
+    ),
+    "finish with much": lambda store, lease: store.write(
+        lease, events.Finish(Status.COMPLETED, blob(400_000), "late"), NOW
     ),
 }
 """Every write that a worker does."""
@@ -83,55 +85,55 @@ async def _asking(store: StoredTasks) -> Lease:
 
 async def _answered(store: StoredTasks) -> Lease:
     lease = await asking(store, {"a": b"?"})
-    await store.answer(REF, {"a": b"!"}, NOW, SOON)
+    await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
     return lease
 
 
 async def _released(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    await store.write(lease, events.Release(0, SOON), NOW)
     return lease
 
 
 async def _finished(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.finish(lease, Status.FAILED, b"first", None, NOW)
+    await store.write(lease, events.Finish(Status.FAILED, b"first"), NOW)
     return lease
 
 
 async def _cancelled(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.cancel(REF, "cancelled", NOW)
+    await store.apply(REF, events.Cancel("cancelled", NOW), NOW)
     return lease
 
 
 async def _expired(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.expire([REF], END)
+    await store.apply(REF, events.Expire(END), END)
     return lease
 
 
 async def _let_go(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.let_go(REF, lease.fence, NOW, SOON, blame=True)
+    await store.apply(REF, events.LetGo(SOON, blame=True, fence=lease.fence), NOW)
     return lease
 
 
 async def _restarted(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.restart(lease, b"call", [], b"{}", 1, NOW, SOON)
+    await store.write(lease, events.Restart(b"call", [], b"{}", 1, SOON), NOW)
     return lease
 
 
 async def _parked(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.park(lease, "parked", NOW)
+    await store.write(lease, events.Park("parked"), NOW)
     return lease
 
 
 async def _requeued(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.requeue(REF, NOW, SOON)
+    await store.apply(REF, events.Requeue(SOON), NOW)
     return lease
 
 
@@ -202,10 +204,10 @@ def stores(reopen: Reopen) -> list[StoredTasks]:
 async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then_on(
     store: StoredTasks,
 ) -> None:
-    await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
+    await store.write(await working(store), events.Suspend({"a": b"?"}, wake_ms=SOON), NOW)
     assert (await record(store)).due_ms == SOON
-    assert not await store.go_on([REF], SOON - 1, UNTIL)
-    assert await store.go_on([REF], SOON, UNTIL)
+    assert not (await store.apply(REF, events.GoOn(UNTIL), SOON - 1)).happened
+    assert (await store.apply(REF, events.GoOn(UNTIL), SOON)).happened
     found = await record(store)
     assert (found.status, found.requests, found.wake_ms, found.due_ms) == (
         Status.WORKING,
@@ -213,7 +215,7 @@ async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then
         0,
         UNTIL,
     )
-    assert not await store.go_on([REF], SOON, UNTIL)
+    assert not (await store.apply(REF, events.GoOn(UNTIL), SOON)).happened
     assert (await claim(store, now_ms=SOON)).answers == {}
 
 
@@ -221,17 +223,27 @@ async def test_while_it_goes_on_no_answer_to_what_it_asked_is_taken_and_lost(
     store: StoredTasks,
 ) -> None:
     questions = {"a": b"?", "b": b"?"}
-    await store.suspend(await working(store), NOTHING, questions, NOW, wake_ms=SOON)
-    assert await store.go_on([REF], SOON, UNTIL)
+    await store.write(await working(store), events.Suspend(questions, wake_ms=SOON), NOW)
+    assert (await store.apply(REF, events.GoOn(UNTIL), SOON)).happened
     for answers in ({"b": b"!"}, {"a": b"!", "b": b"!"}, {"b": b"!", "nobody": b"!"}):
-        assert await store.answer(REF, answers, SOON, UNTIL) is Answered.LATER
-    assert await store.answer(REF, {"nobody": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
+        assert (
+            await store.apply(REF, events.Answer(answers, UNTIL), SOON)
+        ).result is Answered.LATER
+    assert (
+        await store.apply(REF, events.Answer({"nobody": b"!"}, UNTIL), SOON)
+    ).result is Answered.NOT_NEEDED
     claimed = await claim(store, now_ms=SOON)
-    assert await store.answer(REF, {"b": b"!"}, SOON, UNTIL) is Answered.LATER
-    await store.suspend(claimed.lease, NOTHING, {"b": b"?"}, SOON)
+    assert (
+        await store.apply(REF, events.Answer({"b": b"!"}, UNTIL), SOON)
+    ).result is Answered.LATER
+    await store.write(claimed.lease, events.Suspend({"b": b"?"}), SOON)
     assert (await record(store)).requests == {"b": b"?"}
-    assert await store.answer(REF, {"a": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
-    assert await store.answer(REF, {"b": b"!"}, SOON, UNTIL) is Answered.FULLY
+    assert (
+        await store.apply(REF, events.Answer({"a": b"!"}, UNTIL), SOON)
+    ).result is Answered.NOT_NEEDED
+    assert (
+        await store.apply(REF, events.Answer({"b": b"!"}, UNTIL), SOON)
+    ).result is Answered.FULLY
     assert (await claim(store, now_ms=SOON)).answers == {"b": b"!"}
 
 
@@ -239,28 +251,32 @@ async def test_while_it_goes_on_no_answer_to_what_it_asked_is_taken_and_lost(
 async def test_what_it_asked_may_be_asked_again_after_a_fault_and_not_after_it_let_go(
     store: StoredTasks, keeps_blame: bool
 ) -> None:
-    await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
-    assert await store.go_on([REF], SOON, UNTIL)
+    await store.write(await working(store), events.Suspend({"a": b"?"}, wake_ms=SOON), NOW)
+    assert (await store.apply(REF, events.GoOn(UNTIL), SOON)).happened
     lease = (await claim(store, now_ms=SOON)).lease
-    await store.release(lease, NOTHING, SOON, wake_ms=0, due_ms=UNTIL, keeps_blame=keeps_blame)
+    await store.write(lease, events.Release(0, UNTIL, keeps_blame=keeps_blame), SOON)
     expected = Answered.LATER if keeps_blame else Answered.NOT_NEEDED
-    assert await store.answer(REF, {"a": b"!"}, SOON, UNTIL) is expected
+    assert (await store.apply(REF, events.Answer({"a": b"!"}, UNTIL), SOON)).result is expected
 
 
 async def test_one_that_is_answered_before_goes_on_at_once(store: StoredTasks) -> None:
-    await store.suspend(await working(store), NOTHING, {"a": b"?", "b": b"?"}, NOW, wake_ms=SOON)
-    assert await store.answer(REF, {"a": b"!"}, NOW, UNTIL) is Answered.PARTLY
+    await store.write(
+        await working(store), events.Suspend({"a": b"?", "b": b"?"}, wake_ms=SOON), NOW
+    )
+    assert (
+        await store.apply(REF, events.Answer({"a": b"!"}, UNTIL), NOW)
+    ).result is Answered.PARTLY
     assert (await record(store)).due_ms == SOON
-    assert await store.answer(REF, {"b": b"!"}, NOW, UNTIL) is Answered.FULLY
-    assert not await store.go_on([REF], SOON, UNTIL)
+    assert (await store.apply(REF, events.Answer({"b": b"!"}, UNTIL), NOW)).result is Answered.FULLY
+    assert not (await store.apply(REF, events.GoOn(UNTIL), SOON)).happened
     assert (await claim(store, now_ms=NOW)).answers == {"a": b"!", "b": b"!"}
 
 
 async def test_one_that_asks_without_a_moment_or_is_over_does_not(store: StoredTasks) -> None:
     await asking(store, {"a": b"?"})
-    assert not await store.go_on([REF], END - 1, END)
-    await store.cancel(REF, "cancelled", NOW)
-    assert not await store.go_on([REF], END - 1, END)
+    assert not (await store.apply(REF, events.GoOn(END), END - 1)).happened
+    await store.apply(REF, events.Cancel("cancelled", NOW), NOW)
+    assert not (await store.apply(REF, events.GoOn(END), END - 1)).happened
 
 
 # claim
@@ -291,7 +307,9 @@ async def test_a_claim_is_no_change_that_the_client_can_see(store: StoredTasks) 
 
 async def test_of_many_claims_at_once_one_wins(stores: list[StoredTasks]) -> None:
     await stores[0].create(new())
-    got = await asyncio.gather(*(store.claim(REF, NOW, UNTIL) for store in stores * 8))
+    got = await asyncio.gather(
+        *(store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) for store in stores * 8)
+    )
     assert sorted(isinstance(one, Claimed) for one in got) == [False] * 31 + [True]
     assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
     assert (await record(stores[0])).fence == 1
@@ -307,15 +325,19 @@ async def test_each_claim_raises_the_fence(store: StoredTasks) -> None:
 
 async def test_a_task_is_leased_until_the_lease_ends(store: StoredTasks) -> None:
     await working(store)
-    assert await store.claim(REF, UNTIL - 1, END) is NotClaimed.LEASED
-    assert isinstance(await store.claim(REF, UNTIL, END, alone=True), Claimed)
+    assert await store.claim(REF, events.Claim(END, END, UNTIL - 1), UNTIL - 1) is NotClaimed.LEASED
+    assert isinstance(
+        await store.claim(REF, events.Claim(END, END, UNTIL, alone=True), UNTIL), Claimed
+    )
 
 
 async def test_a_task_sleeps_until_it_is_to_wake(store: StoredTasks) -> None:
     lease = await working(store)
-    await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
+    await store.write(lease, events.Release(SOON, SOON), NOW)
     assert (await record(store)).wake_ms == SOON
-    assert await store.claim(REF, SOON - 1, UNTIL) is NotClaimed.ASLEEP
+    assert (
+        await store.claim(REF, events.Claim(UNTIL, UNTIL, SOON - 1), SOON - 1) is NotClaimed.ASLEEP
+    )
     claimed = await claim(store, now_ms=SOON)
     assert claimed.record.wake_ms == 0, "a claim ends its sleep"
     assert (await record(store)).wake_ms == 0
@@ -323,21 +345,24 @@ async def test_a_task_sleeps_until_it_is_to_wake(store: StoredTasks) -> None:
 
 async def test_a_claim_is_refused_with_the_reason(store: StoredTasks) -> None:
     await asking(store, {"a": b"?"})
-    assert await store.claim(REF, NOW, UNTIL) is NotClaimed.WAITING
-    assert await store.claim(TaskRef("owner", "unknown"), NOW, UNTIL) is NotClaimed.GONE
+    assert await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.WAITING
+    assert (
+        await store.claim(TaskRef("owner", "unknown"), events.Claim(UNTIL, UNTIL, NOW), NOW)
+        is NotClaimed.GONE
+    )
 
 
 @pytest.mark.parametrize("status", TERMINAL)
 async def test_what_is_over_is_not_claimed(store: StoredTasks, status: Status) -> None:
     await over(store, status)
-    assert await store.claim(REF, UNTIL, END) is NotClaimed.OVER
-    assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
+    assert await store.claim(REF, events.Claim(END, END, UNTIL), UNTIL) is NotClaimed.OVER
+    assert await store.claim(REF, events.Claim(END + 1, END + 1, END), END) is NotClaimed.GONE
 
 
 async def test_a_claim_that_is_refused_changes_nothing(store: StoredTasks) -> None:
     await working(store)
     before = await record(store)
-    await store.claim(REF, NOW, END)
+    await store.claim(REF, events.Claim(END, END, NOW), NOW)
     assert await record(store) == before
 
 
@@ -366,7 +391,7 @@ async def test_nothing_of_a_write_that_came_late_is_seen_by_the_next_worker(
     second = (await take_over(store, until_ms=UNTIL + 1)).lease
     with pytest.raises(LeaseLost):
         await UNDER_A_LEASE[write](store, lease)
-    await store.checkpoint(second, Added([b"1"]), UNTIL)
+    await store.write(second, events.Checkpoint(added=Added([b"1"])), UNTIL)
     third = await take_over(store, now_ms=UNTIL + 1)
     assert (list(third.journal), third.state) == ([b"0", b"1"], b"state")
     assert third.record.status_message is None
@@ -377,7 +402,7 @@ async def test_a_lease_whose_time_is_over_holds_until_somebody_claims_the_task(
     store: StoredTasks, write: str
 ) -> None:
     lease = await working(store)
-    await store.checkpoint(lease, NOTHING, NOW, until_ms=NOW - 1)
+    await store.write(lease, events.Checkpoint(NOW - 1), NOW)
     before = (await store.find()).records[0]
     await UNDER_A_LEASE[write](store, lease)
     assert (await store.find()).records[0] != before
@@ -394,7 +419,7 @@ async def test_a_worker_that_stalled_and_its_successor_do_not_both_write(
         lease = await working(stalled, ref)
         late, claimed = await asyncio.gather(
             UNDER_A_LEASE[write](stalled, lease),
-            other.claim(ref, UNTIL, END, alone=True),
+            other.claim(ref, events.Claim(END, END, UNTIL, alone=True), UNTIL),
             return_exceptions=True,
         )
         if late is None:
@@ -410,11 +435,11 @@ async def test_a_renewal_extends_the_lease_and_moves_the_due_time_if_told_so(
     store: StoredTasks, entries: list[bytes]
 ) -> None:
     lease = await working(store)
-    await store.checkpoint(lease, Added(entries), NOW, until_ms=UNTIL + 5)
+    await store.write(lease, events.Checkpoint(UNTIL + 5, added=Added(entries)), NOW)
     found = await record(store)
     assert (found.lease_until_ms, found.due_ms) == (UNTIL + 5, SOON)
-    assert await store.claim(REF, UNTIL + 4, END) is NotClaimed.LEASED
-    await store.checkpoint(lease, Added(2 * entries), NOW, UNTIL + 6, UNTIL + 9)
+    assert await store.claim(REF, events.Claim(END, END, UNTIL + 4), UNTIL + 4) is NotClaimed.LEASED
+    await store.write(lease, events.Checkpoint(UNTIL + 6, UNTIL + 9, added=Added(2 * entries)), NOW)
     found = await record(store)
     assert (found.lease_until_ms, found.due_ms) == (UNTIL + 6, UNTIL + 9)
     assert list((await take_over(store, now_ms=UNTIL + 6)).journal) == 3 * entries
@@ -422,7 +447,7 @@ async def test_a_renewal_extends_the_lease_and_moves_the_due_time_if_told_so(
 
 async def test_a_checkpoint_without_renewal_leaves_the_lease(store: StoredTasks) -> None:
     lease = await working(store)
-    await store.checkpoint(lease, Added([b"entry"]), NOW)
+    await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
     found = await record(store)
     assert (found.lease_until_ms, found.due_ms) == (UNTIL, SOON)
 
@@ -431,7 +456,7 @@ async def test_a_checkpoint_without_renewal_leaves_the_lease(store: StoredTasks)
 async def test_afterwards_nobody_has_the_task(store: StoredTasks, end: str) -> None:
     lease = await working(store)
     if end == "cancel":
-        await store.cancel(REF, "cancelled", NOW)
+        await store.apply(REF, events.Cancel("cancelled", NOW), NOW)
     else:
         await UNDER_A_LEASE[end](store, lease)
     assert (await record(store)).lease_until_ms == 0
@@ -460,12 +485,17 @@ async def test_of_a_task_that_is_due_late_one_claim_wins_and_a_lapsed_one_is_tak
     stores: list[StoredTasks],
 ) -> None:
     await stores[0].create(new(due_ms=END))
-    got = await asyncio.gather(*(store.claim(REF, NOW, UNTIL) for store in stores * 4))
+    got = await asyncio.gather(
+        *(store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) for store in stores * 4)
+    )
     assert sum(isinstance(one, Claimed) for one in got) == 1
     assert (await record(stores[0])).fence == 1
     (task,) = await stores[0].due(END, 10)
     assert await postpone(stores[0], task, END - 1)
-    assert await stores[0].claim(REF, UNTIL, END - 2) is NotClaimed.SUSPECT
+    assert (
+        await stores[0].claim(REF, events.Claim(END - 2, END - 2, UNTIL), UNTIL)
+        is NotClaimed.SUSPECT
+    )
     found = (await claim(stores[0], now_ms=UNTIL, until_ms=END - 2, alone=True)).record
     assert (found.suspect, found.fence, found.due_ms) == (True, 2, END - 2)
 
@@ -476,11 +506,14 @@ async def test_of_a_task_that_is_due_late_one_claim_wins_and_a_lapsed_one_is_tak
 async def test_a_lease_has_lapsed_by_the_time_that_the_claimer_names(store: StoredTasks) -> None:
     await working(store)
     assert (
-        await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1, alone=True) is NotClaimed.LEASED
+        await store.claim(REF, events.Claim(END, END, UNTIL - 1, alone=True), END - 1)
+        is NotClaimed.LEASED
     )
-    assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1) is NotClaimed.LEASED
-    assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL) is NotClaimed.SUSPECT
-    assert isinstance(await store.claim(REF, UNTIL + 5, END, lapsed_ms=UNTIL, alone=True), Claimed)
+    assert await store.claim(REF, events.Claim(END, END, UNTIL - 1), END - 1) is NotClaimed.LEASED
+    assert await store.claim(REF, events.Claim(END, END, UNTIL), END - 1) is NotClaimed.SUSPECT
+    assert isinstance(
+        await store.claim(REF, events.Claim(END, END, UNTIL, alone=True), UNTIL + 5), Claimed
+    )
 
 
 async def test_a_task_whose_lease_has_lapsed_is_only_for_who_runs_it_alone(
@@ -488,7 +521,7 @@ async def test_a_task_whose_lease_has_lapsed_is_only_for_who_runs_it_alone(
 ) -> None:
     await working(store)
     before = await record(store)
-    assert await store.claim(REF, UNTIL, END) is NotClaimed.SUSPECT
+    assert await store.claim(REF, events.Claim(END, END, UNTIL), UNTIL) is NotClaimed.SUSPECT
     assert await record(store) == before, "nothing is written"
     found = (await take_over(store)).record
     assert (found.suspect, found.alone, found.deaths) == (True, True, 0), (
@@ -498,7 +531,12 @@ async def test_a_task_whose_lease_has_lapsed_is_only_for_who_runs_it_alone(
 
 async def test_of_many_claims_of_a_lapsed_lease_one_wins(stores: list[StoredTasks]) -> None:
     await working(stores[0])
-    got = await asyncio.gather(*(store.claim(REF, UNTIL, END, alone=True) for store in stores * 4))
+    got = await asyncio.gather(
+        *(
+            store.claim(REF, events.Claim(END, END, UNTIL, alone=True), UNTIL)
+            for store in stores * 4
+        )
+    )
     assert sum(isinstance(one, Claimed) for one in got) == 1
     assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
     assert (await record(stores[0])).fence == 2
@@ -521,9 +559,11 @@ async def test_who_runs_alone_may_claim_what_is_no_suspect(store: StoredTasks) -
 async def test_a_suspect_that_is_free_stays_one(store: StoredTasks) -> None:
     await working(store)
     lease = (await take_over(store)).lease
-    await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON, keeps_blame=True)
-    assert await store.claim(REF, SOON - 1, UNTIL) is NotClaimed.ASLEEP
-    assert await store.claim(REF, SOON, UNTIL) is NotClaimed.SUSPECT
+    await store.write(lease, events.Release(SOON, SOON, keeps_blame=True), NOW)
+    assert (
+        await store.claim(REF, events.Claim(UNTIL, UNTIL, SOON - 1), SOON - 1) is NotClaimed.ASLEEP
+    )
+    assert await store.claim(REF, events.Claim(UNTIL, UNTIL, SOON), SOON) is NotClaimed.SUSPECT
     found = (await claim(store, now_ms=SOON, alone=True)).record
     assert (found.suspect, found.deaths) == (True, 0), "it was given back"
 
@@ -532,15 +572,15 @@ async def test_a_suspect_that_is_free_stays_one(store: StoredTasks) -> None:
 async def test_progress_lifts_all_blame(store: StoredTasks, how: str) -> None:
     lease = await blamed(store)
     if how == "checkpoint":
-        await store.checkpoint(lease, Added([b"entry"]), NOW)
+        await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
     elif how == "suspend":
-        await store.suspend(lease, NOTHING, {"a": b"?"}, NOW)
+        await store.write(lease, events.Suspend({"a": b"?"}), NOW)
     elif how == "release":
-        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+        await store.write(lease, events.Release(0, SOON), NOW)
     elif how == "restart":
-        await store.restart(lease, b"", [], b"", 1, NOW, SOON)
+        await store.write(lease, events.Restart(b"", [], b"", 1, SOON), NOW)
     else:
-        await store.requeue(REF, NOW, SOON)
+        await store.apply(REF, events.Requeue(SOON), NOW)
     found = await record(store)
     assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (False, 0, 0, 0)
     assert found.alone is True, "that was the last lease"
@@ -549,22 +589,15 @@ async def test_progress_lifts_all_blame(store: StoredTasks, how: str) -> None:
 async def test_a_renewal_a_state_and_a_message_are_no_progress(store: StoredTasks) -> None:
     lease = await blamed(store)
     before = await record(store)
-    await store.checkpoint(lease, Added((), b"state", "message"), NOW, until_ms=END, due_ms=END)
+    await store.write(lease, events.Checkpoint(END, END, added=Added((), b"state", "message")), NOW)
     found = await record(store)
     assert [getattr(found, name) for name in BLAME] == [getattr(before, name) for name in BLAME]
 
 
 async def test_a_fault_and_a_decline_are_noted_and_lift_no_blame(store: StoredTasks) -> None:
     lease = await blamed(store)
-    await store.release(
-        lease,
-        NOTHING,
-        NOW,
-        wake_ms=0,
-        due_ms=SOON,
-        attempts=4,
-        declined_ms=NOW - 5,
-        keeps_blame=True,
+    await store.write(
+        lease, events.Release(0, SOON, attempts=4, declined_ms=NOW - 5, keeps_blame=True), NOW
     )
     found = await record(store)
     assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (
@@ -586,16 +619,24 @@ async def test_a_lease_is_ended_from_outside(
 ) -> None:
     await store.create(new())
     before = (await claim(store, alone=alone)).record
-    assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is True
+    assert (
+        await store.apply(REF, events.LetGo(SOON, blame=blame, fence=before.fence), NOW)
+    ).happened is True
     expected = replace(before, lease_until_ms=0, due_ms=SOON, suspect=blame, deaths=deaths)
     assert await record(store) == expected
-    assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is False
-    assert (await store.claim(REF, NOW, UNTIL) is NotClaimed.SUSPECT) is blame
+    assert (
+        await store.apply(REF, events.LetGo(SOON, blame=blame, fence=before.fence), NOW)
+    ).happened is False
+    assert (
+        await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.SUSPECT
+    ) is blame
 
 
 async def test_whose_lease_was_ended_from_outside_writes_no_more(store: StoredTasks) -> None:
     lease = await working(store)
-    assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False) is True
+    assert (
+        await store.apply(REF, events.LetGo(SOON, blame=False, fence=lease.fence), NOW)
+    ).happened is True
     before = await record(store)
     for write in UNDER_A_LEASE.values():
         with pytest.raises(LeaseLost):
@@ -606,7 +647,9 @@ async def test_whose_lease_was_ended_from_outside_writes_no_more(store: StoredTa
 async def test_a_suspect_that_is_let_go_without_blame_stays_one(store: StoredTasks) -> None:
     await working(store)
     lease = (await take_over(store)).lease
-    assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False) is True
+    assert (
+        await store.apply(REF, events.LetGo(SOON, blame=False, fence=lease.fence), NOW)
+    ).happened is True
     found = await record(store)
     assert (found.suspect, found.deaths) == (True, 0)
 
@@ -615,9 +658,13 @@ async def test_a_suspect_that_is_let_go_without_blame_stays_one(store: StoredTas
 async def test_a_lease_that_is_lost_is_not_ended_once_more(store: StoredTasks, how: str) -> None:
     lease = await LOST[how](store)
     before = await record(store)
-    assert await store.let_go(REF, lease.fence, NOW, SOON, blame=True) is False
+    assert (
+        await store.apply(REF, events.LetGo(SOON, blame=True, fence=lease.fence), NOW)
+    ).happened is False
     assert await record(store) == before
-    assert await store.let_go(TaskRef("owner", "unknown"), 1, NOW, SOON, blame=True) is False
+    assert (
+        await store.apply(TaskRef("owner", "unknown"), events.LetGo(SOON, blame=True, fence=1), NOW)
+    ).happened is False
 
 
 async def test_a_lease_is_ended_from_another_thread_with_a_loop_and_a_store_of_its_own(
@@ -628,7 +675,9 @@ async def test_a_lease_is_ended_from_another_thread_with_a_loop_and_a_store_of_i
     async def end() -> bool:
         other = reopen()
         try:
-            return await other.let_go(REF, lease.fence, NOW, SOON, blame=True)
+            return (
+                await other.apply(REF, events.LetGo(SOON, blame=True, fence=lease.fence), NOW)
+            ).happened
         finally:
             await other.aclose()
 
@@ -648,16 +697,16 @@ async def test_claims_are_no_attempts(store: StoredTasks) -> None:
 
 async def test_attempts_are_as_release_was_told_until_there_is_progress(store: StoredTasks) -> None:
     lease = await working(store)
-    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3)
+    await store.write(lease, events.Release(0, SOON, attempts=3), NOW)
     lease = (await claim(store)).lease
     assert (await record(store)).attempts == 3
-    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+    await store.write(lease, events.Release(0, SOON), NOW)
     assert (await record(store)).attempts == 0
 
 
 async def test_a_question_is_progress(store: StoredTasks) -> None:
-    await store.release(await working(store), NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3)
-    await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?"}, NOW)
+    await store.write(await working(store), events.Release(0, SOON, attempts=3), NOW)
+    await store.write((await claim(store)).lease, events.Suspend({"a": b"?"}), NOW)
     assert (await record(store)).attempts == 0
 
 
@@ -679,7 +728,9 @@ async def test_an_open_task_is_cancelled(store: StoredTasks, state: str) -> None
         await asking(store, {"a": b"?", "b": blob(9000)})
     else:
         await asleep(store)
-    cancelled = await store.cancel(REF, "The client cancelled it", SOON)
+    cancelled = (
+        await store.apply(REF, events.Cancel("The client cancelled it", SOON), SOON)
+    ).result
     assert cancelled is Cancelled.OVER
     found = await record(store)
     assert (found.status, found.status_message, found.updated_ms) == (
@@ -695,12 +746,14 @@ async def test_an_open_task_is_cancelled(store: StoredTasks, state: str) -> None
 async def test_a_task_that_is_over_is_not_cancelled(store: StoredTasks, status: Status) -> None:
     await over(store, status)
     before = await record(store)
-    assert await store.cancel(REF, "too late", SOON) is Cancelled.OVER
+    assert (await store.apply(REF, events.Cancel("too late", SOON), SOON)).result is Cancelled.OVER
     assert await record(store) == before
 
 
 async def test_an_unknown_task_is_not_cancelled(store: StoredTasks) -> None:
-    assert await store.cancel(REF, "cancelled", NOW) is Cancelled.UNKNOWN_TASK
+    assert (
+        await store.apply(REF, events.Cancel("cancelled", NOW), NOW)
+    ).result is Cancelled.UNKNOWN_TASK
     assert await store.read(REF, NOW) is None
     assert (await store.find()).records == []
 
@@ -711,12 +764,13 @@ async def test_of_cancellation_and_completion_one_happens(stores: list[StoredTas
         ref = TaskRef("owner", f"{n}")
         lease = await working(stores[0], ref)
         both = [
-            stores[0].finish(lease, Status.COMPLETED, b"outcome", "done", NOW),
-            stores[1].cancel(ref, "cancelled", NOW),
+            stores[0].write(lease, events.Finish(Status.COMPLETED, b"outcome", "done"), NOW),
+            stores[1].apply(ref, events.Cancel("cancelled", NOW), NOW),
         ]
         order = both if n % 2 else both[::-1]
         got = await asyncio.gather(*order, return_exceptions=True)
-        assert Cancelled.OVER in got, "there is such a task"
+        results = [getattr(one, "result", None) for one in got]
+        assert Cancelled.OVER in results, "there is such a task"
         found = await record(stores[2], ref)
         was_lost = any(isinstance(one, LeaseLost) for one in got)
         assert found.status is (Status.CANCELLED if was_lost else Status.COMPLETED)
@@ -732,8 +786,10 @@ async def test_of_cancellation_and_checkpoint_the_cancellation_stays(
         ref = TaskRef("owner", f"{n}")
         lease = await working(stores[0], ref)
         await asyncio.gather(
-            stores[0].checkpoint(lease, Added([b"entry"], status_message="on it"), NOW, END),
-            stores[1].cancel(ref, "cancelled", NOW),
+            stores[0].write(
+                lease, events.Checkpoint(END, added=Added([b"entry"], status_message="on it")), NOW
+            ),
+            stores[1].apply(ref, events.Cancel("cancelled", NOW), NOW),
             return_exceptions=True,
         )
         found = await record(stores[2], ref)
@@ -752,14 +808,19 @@ async def test_a_cancelled_task_that_has_begun_something_keeps_what_ends_it(
     store: StoredTasks, state: str
 ) -> None:
     await begun(store, state)
-    assert await store.cancel(REF, "no more", NOW, SOON) is Cancelled.CLEAN_UP
+    assert (
+        await store.apply(REF, events.Cancel("no more", SOON), NOW)
+    ).result is Cancelled.CLEAN_UP
     found = await record(store)
     assert (found.status, found.status_message) == (Status.CANCELLED, "no more")
     assert (found.due_ms, found.requests, found.wake_ms) == (SOON, {}, 0)
     assert found.cleans_up
-    assert await store.cancel(REF, "again", NOW, SOON) is Cancelled.OVER
-    assert await store.claim(REF, NOW, UNTIL) is NotClaimed.CLEAN_UP
-    assert await store.claim(REF, NOW, UNTIL, alone=True) is NotClaimed.CLEAN_UP
+    assert (await store.apply(REF, events.Cancel("again", SOON), NOW)).result is Cancelled.OVER
+    assert await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.CLEAN_UP
+    assert (
+        await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW, alone=True), NOW)
+        is NotClaimed.CLEAN_UP
+    )
     assert (await store.open_tasks(10))[0] == []
     assert await store.count_open("owner", 10) == 0
     assert ids(await store.due(SOON, 10)) == ["id"]
@@ -769,10 +830,10 @@ async def test_a_cancelled_task_that_has_begun_something_keeps_what_ends_it(
 async def test_a_cleanup_gives_all_that_a_run_needs(store: StoredTasks) -> None:
     lease = await begun(store, "working")
     assert lease is not None
-    await store.checkpoint(lease, Added([b"start", blob(9_000)], b"state"), NOW)
-    await store.suspend(lease, NOTHING, {"a": b"?"}, NOW)
-    await store.answer(REF, {"a": blob(3_000)}, NOW, SOON)
-    await store.cancel(REF, "no more", NOW, SOON)
+    await store.write(lease, events.Checkpoint(added=Added([b"start", blob(9_000)], b"state")), NOW)
+    await store.write(lease, events.Suspend({"a": b"?"}), NOW)
+    await store.apply(REF, events.Answer({"a": blob(3_000)}, SOON), NOW)
+    await store.apply(REF, events.Cancel("no more", SOON), NOW)
     claimed = await clean_up(store, REF)
     assert claimed is not None
     assert (claimed.call, claimed.state) == (b"call", b"state")
@@ -785,13 +846,13 @@ async def test_a_cleanup_gives_all_that_a_run_needs(store: StoredTasks) -> None:
 @pytest.mark.parametrize("size", SIZES)
 async def test_who_had_the_task_adds_what_it_could_not_write(store: StoredTasks, size: int) -> None:
     lease = await working(store, cleans_up=True, journal=[b"0", blob(9000)])
-    await store.cancel(REF, "cancelled", NOW)
+    await store.apply(REF, events.Cancel("cancelled", NOW), NOW)
     journal = [b"0", blob(9000), blob(size)]
     assert await clean_up(store, REF, journal=[b"another's"]) is None
     claimed = await clean_up(store, REF, fence=lease.fence, journal=journal)
     assert claimed is not None
     assert list(claimed.journal) == journal
-    await store.postpone_cleanup(claimed.lease, NOW, wake_ms=SOON, due_ms=SOON)
+    await store.write(claimed.lease, events.PostponeCleanup(SOON, SOON), NOW)
     again = await clean_up(store, REF, SOON)
     assert again is not None
     assert list(again.journal) == journal
@@ -799,9 +860,9 @@ async def test_who_had_the_task_adds_what_it_could_not_write(store: StoredTasks,
 
 async def test_a_task_that_began_nothing_is_not_cleaned_up(store: StoredTasks) -> None:
     await store.create(new())
-    assert await store.cancel(REF, "no more", NOW, SOON) is Cancelled.OVER
+    assert (await store.apply(REF, events.Cancel("no more", SOON), NOW)).result is Cancelled.OVER
     assert await clean_up(store, REF) is None
-    assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
+    assert await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.OVER
     assert await clean_up(store, TaskRef("owner", "unknown")) is None
 
 
@@ -816,7 +877,7 @@ async def test_a_task_that_is_open_is_not_cleaned_up(store: StoredTasks, state: 
 async def test_what_ends_by_itself_is_not_cleaned_up(store: StoredTasks) -> None:
     lease = await begun(store, "working")
     assert lease is not None
-    await store.finish(lease, Status.COMPLETED, b"outcome", None, NOW)
+    await store.write(lease, events.Finish(Status.COMPLETED, b"outcome"), NOW)
     assert (await record(store)).due_ms is None
     assert await clean_up(store, REF) is None
     assert await store.due(END, 10) == []
@@ -828,29 +889,45 @@ async def test_what_is_ended_early_by_its_worker_is_cleaned_up(
 ) -> None:
     lease = await begun(store, "working")
     assert lease is not None
-    await store.checkpoint(lease, Added([b"start"]), NOW)
-    await store.finish(lease, status, b"too long", None, NOW, cleanup_due_ms=SOON)
+    await store.write(lease, events.Checkpoint(added=Added([b"start"])), NOW)
+    await store.write(lease, events.Finish(status, b"too long", cleanup_due_ms=SOON), NOW)
     found = await record(store)
     assert (found.status, found.outcome, found.due_ms) == (status, b"too long", SOON)
     claimed = await clean_up(store, REF)
     assert claimed is not None
     assert claimed.journal == [b"start"]
-    assert await store.end_cleanup(claimed.lease, NOW)
+    await store.write(claimed.lease, events.EndCleanup(), NOW)
     assert (await record(store)).outcome == b"too long"
 
 
 async def test_what_expires_is_cleaned_up_though_nobody_can_see_it(store: StoredTasks) -> None:
     await begun(store, "asleep")
     await store.create(new(other := TaskRef("owner", "other")))
-    assert await store.expire([REF], END - 1, END) == 0
-    assert await store.expire([REF, other], END, END + 5) == 2
-    assert await store.expire([REF, other], END, END + 5) == 0
-    assert await store.claim(REF, END, END + 1) is NotClaimed.CLEAN_UP
+    assert (await store.apply(REF, events.Expire(END), END - 1)).happened == 0
+    assert (
+        sum(
+            decision.happened
+            for decision in await store.apply_many(
+                [(ref, events.Expire(END + 5)) for ref in [REF, other]], END
+            )
+        )
+        == 2
+    )
+    assert (
+        sum(
+            decision.happened
+            for decision in await store.apply_many(
+                [(ref, events.Expire(END + 5)) for ref in [REF, other]], END
+            )
+        )
+        == 0
+    )
+    assert await store.claim(REF, events.Claim(END + 1, END + 1, END), END) is NotClaimed.CLEAN_UP
     assert ids(await store.due(END + 5, 10)) == ["id"]
     claimed = await clean_up(store, REF, END + 5)
     assert claimed is not None
     assert claimed.record.status is Status.FAILED
-    assert await store.end_cleanup(claimed.lease, NOW)
+    await store.write(claimed.lease, events.EndCleanup(), NOW)
     assert await store.due(END + 100_000, 10) == []
 
 
@@ -859,7 +936,7 @@ async def test_a_worker_that_had_the_task_cleans_up_before_its_lease_is_over(
 ) -> None:
     lease = await begun(store, "working")
     assert lease is not None
-    await store.cancel(REF, "no more", NOW, SOON)
+    await store.apply(REF, events.Cancel("no more", SOON), NOW)
     assert await clean_up(store, REF) is None
     assert await clean_up(store, REF, UNTIL - 1) is None
     assert await clean_up(store, REF, NOW, fence=lease.fence - 1) is None
@@ -871,47 +948,49 @@ async def test_a_worker_that_had_the_task_cleans_up_before_its_lease_is_over(
 
 async def test_another_cleans_up_once_the_lease_is_over(store: StoredTasks) -> None:
     await begun(store, "working")
-    await store.cancel(REF, "no more", NOW, SOON)
+    await store.apply(REF, events.Cancel("no more", SOON), NOW)
     assert await clean_up(store, REF, UNTIL) is not None
 
 
 async def test_a_worker_writes_nothing_to_what_is_to_be_cleaned_up(store: StoredTasks) -> None:
     lease = await begun(store, "working")
     assert lease is not None
-    await store.cancel(REF, "no more", NOW, SOON)
+    await store.apply(REF, events.Cancel("no more", SOON), NOW)
     before = await record(store)
     for write in UNDER_A_LEASE.values():
         with pytest.raises(LeaseLost):
             await write(store, lease)
-    assert await store.let_go(REF, lease.fence, NOW, SOON, blame=True) is False
-    assert await store.requeue(REF, NOW, SOON) is False
+    assert (
+        await store.apply(REF, events.LetGo(SOON, blame=True, fence=lease.fence), NOW)
+    ).happened is False
+    assert (await store.apply(REF, events.Requeue(SOON), NOW)).happened is False
     assert await record(store) == before
 
 
 async def test_a_cleanup_that_failed_is_tried_again_when_it_is_time(store: StoredTasks) -> None:
     await begun(store, "asleep")
-    await store.cancel(REF, "no more", NOW, SOON)
+    await store.apply(REF, events.Cancel("no more", SOON), NOW)
     claimed = await clean_up(store, REF)
     assert claimed is not None
-    assert await store.postpone_cleanup(claimed.lease, NOW, wake_ms=SOON, due_ms=SOON + 5)
+    await store.write(claimed.lease, events.PostponeCleanup(SOON, SOON + 5), NOW)
     assert await clean_up(store, REF, SOON - 1) is None
     assert (await record(store)).due_ms == SOON + 5
     again = await clean_up(store, REF, SOON)
     assert again is not None
     assert again.record.attempts == 2
-    assert await store.end_cleanup(again.lease, NOW)
+    await store.write(again.lease, events.EndCleanup(), NOW)
     assert await clean_up(store, REF, END) is None
     found = await record(store)
     assert (found.status, found.due_ms, found.lease_until_ms) == (Status.CANCELLED, None, 0)
     assert not found.cleans_up
-    assert await store.claim(REF, SOON, UNTIL) is NotClaimed.OVER
+    assert await store.claim(REF, events.Claim(UNTIL, UNTIL, SOON), SOON) is NotClaimed.OVER
 
 
 async def test_who_died_while_cleaning_up_is_followed_when_the_lease_is_over(
     store: StoredTasks,
 ) -> None:
     await begun(store, "asleep")
-    await store.cancel(REF, "no more", NOW, SOON)
+    await store.apply(REF, events.Cancel("no more", SOON), NOW)
     first = await clean_up(store, REF)
     assert first is not None
     assert await clean_up(store, REF, UNTIL - 1) is None
@@ -919,25 +998,28 @@ async def test_who_died_while_cleaning_up_is_followed_when_the_lease_is_over(
     assert second is not None
     assert second.record.attempts == 2
     # the first was not dead after all
-    assert await store.end_cleanup(first.lease, NOW) is False
-    assert await store.postpone_cleanup(first.lease, NOW, wake_ms=END, due_ms=END) is False
-    assert await store.end_cleanup(second.lease, NOW) is True
-    assert await store.end_cleanup(second.lease, NOW) is False
+    with pytest.raises(LeaseLost):
+        await store.write(first.lease, events.EndCleanup(), NOW)
+    with pytest.raises(LeaseLost):
+        await store.write(first.lease, events.PostponeCleanup(END, END), NOW)
+    await store.write(second.lease, events.EndCleanup(), NOW)
+    with pytest.raises(LeaseLost):
+        await store.write(second.lease, events.EndCleanup(), NOW)
 
 
 async def test_of_many_who_would_clean_up_one_does(stores: list[StoredTasks]) -> None:
     await begun(stores[0], "asleep")
-    await stores[0].cancel(REF, "no more", NOW, SOON)
+    await stores[0].apply(REF, events.Cancel("no more", SOON), NOW)
     got = await asyncio.gather(*(clean_up(store, REF) for store in stores))
     assert [one is not None for one in got].count(True) == 1
 
 
 async def test_a_sweep_postpones_a_cleanup_as_any_task(store: StoredTasks) -> None:
     await begun(store, "asleep")
-    await store.cancel(REF, "no more", NOW, SOON)
+    await store.apply(REF, events.Cancel("no more", SOON), NOW)
     (late,) = await store.due(SOON, 10)
     assert (late.status, late.unsent) == (Status.CANCELLED, False)
-    assert await store.postpone_many([Move(late, END, 1)], SOON) == [Postponed.MOVED]
+    assert await postpone_many(store, [Move(late, END, 1)], SOON) == [Postponed.MOVED]
     assert (await record(store)).due_ms == END
 
 
@@ -945,7 +1027,7 @@ async def test_what_is_to_be_cleaned_up_is_found_as_cancelled_and_may_be_purged(
     store: StoredTasks,
 ) -> None:
     await begun(store, "asleep")
-    await store.cancel(REF, "no more", NOW, SOON)
+    await store.apply(REF, events.Cancel("no more", SOON), NOW)
     for statuses, found in ((OPEN, []), (TERMINAL[2:], ["id"])):
         records = (await store.find(Wanted(statuses=frozenset(statuses)))).records
         assert ids(records) == found
@@ -962,7 +1044,7 @@ async def test_a_finished_task_has_its_outcome_and_nothing_else(
     store: StoredTasks, status: Status
 ) -> None:
     lease = await working(store, status_message="on it")
-    await store.finish(lease, status, b"outcome", "over", SOON)
+    await store.write(lease, events.Finish(status, b"outcome", "over"), SOON)
     found = await record(store)
     assert (found.status, found.outcome, found.status_message) == (status, b"outcome", "over")
     assert (found.updated_ms, found.due_ms, found.lease_until_ms, found.wake_ms) == (
@@ -976,18 +1058,18 @@ async def test_a_finished_task_has_its_outcome_and_nothing_else(
 
 async def test_the_last_message_replaces_the_one_before_even_by_nothing(store: StoredTasks) -> None:
     lease = await working(store, status_message="on it")
-    await store.finish(lease, Status.COMPLETED, b"outcome", None, SOON)
+    await store.write(lease, events.Finish(Status.COMPLETED, b"outcome"), SOON)
     assert (await record(store)).status_message is None
 
 
 async def test_a_task_may_end_without_an_outcome(store: StoredTasks) -> None:
-    await store.finish(await working(store), Status.FAILED, None, None, SOON)
+    await store.write(await working(store), events.Finish(Status.FAILED, None), SOON)
     found = await record(store)
     assert (found.status, found.outcome) == (Status.FAILED, None)
 
 
 async def test_an_empty_outcome_is_an_outcome(store: StoredTasks) -> None:
-    await store.finish(await working(store), Status.COMPLETED, b"", None, SOON)
+    await store.write(await working(store), events.Finish(Status.COMPLETED, b""), SOON)
     assert (await record(store)).outcome == b""
 
 
@@ -1014,47 +1096,47 @@ async def test_a_revision_counts_what_the_client_can_see(store: StoredTasks) -> 
 
     lease = (await claim(store, now_ms=tick())).lease
     await after(False)
-    await store.checkpoint(lease, Added([b"entry"], b"state"), tick(), until_ms=END)
+    await store.write(lease, events.Checkpoint(END, added=Added([b"entry"], b"state")), tick())
     await after(False)
-    await store.checkpoint(lease, Added(status_message="on it"), tick())
+    await store.write(lease, events.Checkpoint(added=Added(status_message="on it")), tick())
     await after(True)
-    await store.checkpoint(lease, Added(status_message="on it"), tick())
+    await store.write(lease, events.Checkpoint(added=Added(status_message="on it")), tick())
     await after(False)
-    await store.checkpoint(lease, Added(status_message=""), tick())
+    await store.write(lease, events.Checkpoint(added=Added(status_message="")), tick())
     await after(True)
-    await store.release(lease, NOTHING, tick(), wake_ms=0, due_ms=SOON)
+    await store.write(lease, events.Release(0, SOON), tick())
     await after(False)
     lease = (await claim(store, now_ms=tick())).lease
-    await store.release(lease, Added(status_message="later"), at_ms, wake_ms=0, due_ms=SOON)
+    await store.write(lease, events.Release(0, SOON, added=Added(status_message="later")), at_ms)
     await after(True)
     lease = (await claim(store, now_ms=tick())).lease
     await after(False)
-    await store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, tick())
+    await store.write(lease, events.Suspend({"a": b"?", "b": b"?"}), tick())
     await after(True)
-    await store.answer(REF, {"c": b"!"}, tick(), SOON)
+    await store.apply(REF, events.Answer({"c": b"!"}, SOON), tick())
     await after(False)
-    await store.answer(REF, {"a": b"!"}, tick(), SOON)
+    await store.apply(REF, events.Answer({"a": b"!"}, SOON), tick())
     await after(True)
-    await store.answer(REF, {"b": b"!"}, tick(), SOON)
+    await store.apply(REF, events.Answer({"b": b"!"}, SOON), tick())
     await after(True)
-    assert await store.requeue(REF, tick(), SOON)
+    assert (await store.apply(REF, events.Requeue(SOON), tick())).happened
     await after(False)
     (task,) = (await store.open_tasks(10))[0]
     assert await postpone(store, task, SOON + 1)
     await after(False)
     lease = (await claim(store, now_ms=tick())).lease
-    await store.finish(lease, Status.COMPLETED, b"", None, tick())
+    await store.write(lease, events.Finish(Status.COMPLETED, b""), tick())
     await after(True)
-    await store.cancel(REF, "too late", tick())
+    await store.apply(REF, events.Cancel("too late", tick()), tick())
     await after(False)
 
 
 async def test_a_cancellation_and_an_end_can_be_seen(store: StoredTasks) -> None:
     await store.create(new())
-    await store.cancel(REF, "cancelled", SOON)
+    await store.apply(REF, events.Cancel("cancelled", SOON), SOON)
     assert (await record(store)).revision == 2
     await store.create(new(TaskRef("owner", "other")))
-    await store.expire([TaskRef("owner", "other")], END)
+    await store.apply_many([(ref, events.Expire(END)) for ref in [TaskRef("owner", "other")]], END)
     assert (await record(store, TaskRef("owner", "other"))).revision == 2
 
 
@@ -1093,14 +1175,14 @@ async def test_entries_in_doubt_are_added_once(
     deaf.lose = 2
     for _ in range(2):
         with pytest.raises(Unavailable):
-            await tasks.checkpoint(lease, Added([b"1"], b"state"), NOW)
+            await tasks.write(lease, events.Checkpoint(added=Added([b"1"], b"state")), NOW)
     if between == "a renewal":
-        await tasks.checkpoint(lease, NOTHING, NOW, UNTIL + 1)
+        await tasks.write(lease, events.Checkpoint(UNTIL + 1), NOW)
     elif between == "a sweep":
         (task,) = await tasks.due(END, 10)
-        await tasks.postpone_many([Move(task, END, 0)], NOW)
+        await postpone_many(tasks, [Move(task, END, 0)], NOW)
     for entry in (b"1", b"2"):
-        await tasks.checkpoint(lease, Added([entry], b"state"), NOW)
+        await tasks.write(lease, events.Checkpoint(added=Added([entry], b"state")), NOW)
     claimed = await take_over(store, now_ms=UNTIL + 1)
     assert (claimed.journal, claimed.state) == ([b"1", b"2"], b"state")
 
@@ -1115,20 +1197,20 @@ async def test_entries_that_were_given_up_in_doubt_are_added_once_by_a_later_wri
     tasks, lease = StoredTasks(deaf), await working(store)
     deaf.lose = 1
     with pytest.raises(Unavailable):
-        await tasks.checkpoint(lease, Added([b"1"]), NOW)
+        await tasks.write(lease, events.Checkpoint(added=Added([b"1"])), NOW)
     deaf.lose = next_lost or 0
     if next_lost is not None:
         with suppress(Unavailable):
-            await tasks.checkpoint(lease, Added([b"2"]), NOW)
+            await tasks.write(lease, events.Checkpoint(added=Added([b"2"])), NOW)
     if next_lost:
-        await tasks.checkpoint(lease, Added([b"2"]), NOW)
+        await tasks.write(lease, events.Checkpoint(added=Added([b"2"])), NOW)
     rest = Added([b"1", b"3"])
     if end == "release":
-        await tasks.release(lease, rest, NOW, wake_ms=0, due_ms=SOON)
+        await tasks.write(lease, events.Release(0, SOON, added=rest), NOW)
     elif end == "suspend":
-        await tasks.suspend(lease, rest, {}, NOW, wake_ms=NOW + 1)
+        await tasks.write(lease, events.Suspend({}, wake_ms=NOW + 1, added=rest), NOW)
     else:
-        await tasks.checkpoint(lease, rest, NOW)
+        await tasks.write(lease, events.Checkpoint(added=rest), NOW)
     _, work = await store.store.read_work(lease.ref)
     assert work is not None
     assert sorted(work.journal) == sorted(
@@ -1141,9 +1223,9 @@ async def test_entries_that_were_given_up_are_not_added_late(store: StoredTasks)
     tasks, lease = StoredTasks(deaf), await working(store)
     deaf.lose = 1
     with pytest.raises(Unavailable):
-        await tasks.checkpoint(lease, Added([b"given up"]), NOW)
+        await tasks.write(lease, events.Checkpoint(added=Added([b"given up"])), NOW)
     for entry in (b"1", b"1"):
-        await tasks.checkpoint(lease, Added([entry]), NOW)
+        await tasks.write(lease, events.Checkpoint(added=Added([entry])), NOW)
     assert (await take_over(store)).journal == [b"1", b"1"]
 
 
@@ -1183,9 +1265,9 @@ async def test_a_message_follows_a_write_once(store: StoredTasks, queue: Sent) -
     assert await tasks.create(new())
     assert not await tasks.create(new())
     lease = (await claim(tasks)).lease
-    await tasks.release(lease, NOTHING, NOW, wake_ms=NOW + 5, due_ms=SOON + 5)
+    await tasks.write(lease, events.Release(NOW + 5, SOON + 5), NOW)
     with pytest.raises(LeaseLost):
-        await tasks.release(lease, NOTHING, NOW, wake_ms=NOW + 5, due_ms=SOON + 5)
+        await tasks.write(lease, events.Release(NOW + 5, SOON + 5), NOW)
     assert queue.sent == [(REF, 0), (REF, 5)]
 
 
@@ -1193,7 +1275,7 @@ async def test_a_message_that_cannot_be_sent_is_no_error(store: StoredTasks, que
     queue.is_away = True
     tasks = sending(store.store, queue)
     assert await tasks.create(new())
-    assert await tasks.requeue(REF, NOW, SOON)
+    assert (await tasks.apply(REF, events.Requeue(SOON), NOW)).happened
     assert (queue.sent, queue.calls) == ([], 2)
     assert ids(await tasks.due(SOON, 10)) == ["id"]
 
@@ -1209,9 +1291,9 @@ async def test_a_sweep_sends_in_one_call_and_also_if_one_of_its_writes_fails(
     moves = [Move(task, END, 1) for task in await tasks.due(SOON, 10)]
     deaf.lose = 1
     with pytest.raises(Unavailable):
-        await tasks.postpone_many(moves, SOON)
+        await postpone_many(tasks, moves, SOON)
     assert (len(queue.sent), queue.calls) == (5, 1)
-    assert len(await tasks.postpone_many(moves, SOON)) == 6
+    assert len(await postpone_many(tasks, moves, SOON)) == 6
     assert (sorted(ref for ref, _ in queue.sent), queue.calls) == (refs, 2)
 
 
@@ -1224,13 +1306,13 @@ async def test_listeners_are_told_of_what_a_client_can_see(store: StoredTasks) -
     end = store.listen(REF, lambda: told.append("one"))
     store.listen(REF, lambda: told.append("other"))
     lease = (await claim(store)).lease
-    await store.checkpoint(lease, Added([b"1"]), NOW, UNTIL)
+    await store.write(lease, events.Checkpoint(UNTIL, added=Added([b"1"])), NOW)
     assert told == []
-    await store.checkpoint(lease, Added(status_message="on it"), NOW, UNTIL)
+    await store.write(lease, events.Checkpoint(UNTIL, added=Added(status_message="on it")), NOW)
     assert told == ["one", "other"]
     end()
     end()
-    await store.finish(lease, Status.COMPLETED, b"{}", None, NOW)
+    await store.write(lease, events.Finish(Status.COMPLETED, b"{}"), NOW)
     assert told == ["one", "other", "other"]
 
 
@@ -1239,7 +1321,7 @@ async def test_a_glance_shows_states_apart_and_no_expired_task(store: StoredTask
     await store.create(new())
     (before,) = (await store.glance(refs, NOW)).values()
     assert await store.glance(refs, END) == {}
-    await store.cancel(REF, "no more", NOW)
+    await store.apply(REF, events.Cancel("no more", NOW), NOW)
     (after,) = (await store.glance(refs, NOW)).values()
     assert before.is_before(after)
     assert not after.is_before(before)
@@ -1274,13 +1356,13 @@ async def test_each_task_is_counted_once_when_it_is_created_and_when_it_ends(
     for _ in range(2):
         await tasks.create(new())
     lease = (await claim(tasks)).lease
-    await tasks.checkpoint(lease, Added([b"1"], status_message="on it"), NOW)
+    await tasks.write(lease, events.Checkpoint(added=Added([b"1"], status_message="on it")), NOW)
     for _ in range(2):
-        await tasks.cancel(REF, "no more", NOW)
+        await tasks.apply(REF, events.Cancel("no more", NOW), NOW)
     await tasks.create(new(ended := TaskRef("owner", "ended"), status=Status.COMPLETED))
-    assert await tasks.claim(ended, NOW, UNTIL) is NotClaimed.OVER
+    assert await tasks.claim(ended, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.OVER
     await tasks.create(new(late := TaskRef("owner", "late")))
-    assert await tasks.expire([late], END) == 1
+    assert (await tasks.apply(late, events.Expire(END), END)).happened == 1
     tool = counted.told[0][1]
     assert counted.told == [
         *(("created", tool), ("claimed", tool), ("ended", tool, "cancelled")),

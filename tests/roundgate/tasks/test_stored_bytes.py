@@ -17,7 +17,7 @@ from roundgate.storage.sqlite import SqliteQueue, SqliteSessions, SqliteTasks
 from roundgate.storage.tasks import FORGET_AFTER_MS, Ending
 from roundgate.tasks.hidden import HiddenTasks, NewCall
 from roundgate.tasks.stored import KEEP_MS, StoredTasks
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
 from tests.support.rounds import accept
 from tests.support.tasks import Fast, Workshop, catalog_of
@@ -83,7 +83,7 @@ async def test_ended_tasks_count_until_they_are_forgotten(
         while True:
             await shop.begin("plain")
             began += 1
-            assert await shop.all_turns() == [Turn.FINISHED]
+            assert await shop.all_turns() == [TurnResult.FINISHED]
     assert began == pytest.approx(MOST / 2_400, rel=0.1)
     assert await shop.messages() == [], "nothing of the refused one is left"
     await shop.begin("plain", principal=ANN)
@@ -158,7 +158,7 @@ async def test_a_task_that_needs_more_ends_with_an_error_and_others_go_on(
 ) -> None:
     ref = await shop.begin(tool, **arguments)
     other = await shop.begin("steps", principal=ANN, size=100_000, count=5)
-    assert set(await shop.all_turns()) == {Turn.FINISHED}
+    assert set(await shop.all_turns()) == {TurnResult.FINISHED}
     assert "limits.max_stored_bytes" in await text(shop, ref)
     record = await shop.tasks.record(ANN, other.id)
     assert record is not None
@@ -170,18 +170,18 @@ async def test_an_answer_that_has_no_room_is_refused_and_the_question_waits(
     shop: Workshop, accounts: Accounts, clock: FixedClock
 ) -> None:
     ref = await shop.begin("asks", size=10)
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     with pytest.raises(QuotaExceeded):
         await shop.answer(ref, who=accept(name="x" * MOST))
     assert (await shop.shown(ref))["status"] == "input_required"
     await shop.answer(ref, nobody_asked=accept(name="x" * MOST))
     await shop.answer(ref, who=accept(name="Ann"))
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == "Ann"
 
 
 async def test_state_that_is_replaced_counts_once(shop: Workshop, accounts: Accounts) -> None:
     ref = await shop.begin("state", count=200)
-    assert await shop.all_turns() == [Turn.FINISHED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == "all done"
     assert await accounts.usage(task_owner(LOCAL)) < 150_000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from roundgate.backends.serving import Serving, Snapshot
 from roundgate.replay.context import Context
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from roundgate.tasks.worker import Worker
 from tests.support.catalogs import built
 from tests.support.clocks import FixedClock
@@ -58,10 +58,10 @@ async def test_a_turn_ends_on_what_it_began_with_and_the_next_has_the_new_versio
     await asyncio.sleep(0.01)
     assert not closed.is_set()
     gate.set()
-    assert await turns == [Turn.ASKED]  # what only the old version does before it asks
+    assert await turns == [TurnResult.ASKED]  # what only the old version does before it asks
     await asyncio.wait_for(closed.wait(), 60)
     await shop.answer(ref, who=accept(name="me"))
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == "new for me"
     assert not not_closed.is_set()
     await serving.aclose()
@@ -78,9 +78,9 @@ async def test_a_tool_that_was_taken_away_is_declined_and_one_that_came_back_goe
     shop.worker = Worker(serving, shop.store, shop.clock, shop.config, nobody_listens)
     ref = await shop.begin("tool")
     serving.swap(Snapshot(await built([]), []))
-    assert await shop.turns() == [Turn.DECLINED]
+    assert await shop.turns() == [TurnResult.DECLINED]
     serving.swap(await snapshot(tool, asyncio.Event()))
     clock.skip(60)
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == "done"
     await serving.aclose()

@@ -15,12 +15,12 @@ from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks import sweep
-from roundgate.tasks.events import Postponed
+from roundgate.tasks import events, sweep
+from roundgate.tasks.events import Decision, Event, Postpone
 from roundgate.tasks.service import ANSWER_WAIT_S
-from roundgate.tasks.stored import Claimed, Move, StoredTasks
+from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
@@ -69,7 +69,7 @@ async def test_a_task_whose_message_was_lost_is_sent_again_when_it_is_due(
     assert await shop.sweep.sweep() == 0
     clock.skip(0.001)
     assert await shop.sweep.sweep() == 1
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == "quick"
 
 
@@ -83,7 +83,7 @@ async def test_an_answered_task_whose_message_was_lost_is_sent_again(
     await lose_messages(shop)
     clock.skip(shop.config.requeue_after_s)
     await shop.sweep.sweep()
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
 
 
 async def test_a_task_whose_worker_died_is_sent_when_its_lease_is_over(
@@ -96,20 +96,20 @@ async def test_a_task_whose_worker_died_is_sent_when_its_lease_is_over(
     assert await shop.sweep.sweep() == 0
     clock.skip(0.001)
     assert await shop.sweep.sweep() == 1
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
 
 
 async def test_a_sleep_longer_than_a_message_can_be_delayed_is_ended_by_the_sweep(
     shop: Workshop, clock: FixedClock
 ) -> None:
     ref = await shop.begin("sleeps")
-    assert await shop.turns() == [Turn.RELEASED]
+    assert await shop.turns() == [TurnResult.RELEASED]
     clock.skip(7_199.9)
     assert await shop.sweep.sweep() == 0
     assert await refs_sent(shop) == []
     clock.skip(0.1)
     assert await shop.sweep.sweep() == 1
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == "awake"
 
 
@@ -234,7 +234,7 @@ async def test_a_task_with_no_message_on_its_way_is_sent_however_long_the_queue_
     await long.sweep()
     assert await refs_sent(shop) == [died]
     clock.skip(7_200)
-    await shop.store.cancel(died, "over", clock.now_ms())
+    await shop.store.apply(died, events.Cancel("over", clock.now_ms()), clock.now_ms())
     await long.sweep()
     assert await refs_sent(shop) == [slept]
 
@@ -258,8 +258,13 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def postpone_many(self, moves: Sequence[Move], *times_ms: int) -> Sequence[Postponed]:
-        self.moves += len(moves)
+    async def apply_many(
+        self, happening: Sequence[tuple[TaskRef, Event]], now_ms: int
+    ) -> Sequence[Decision]:
+        if not any(isinstance(event, Postpone) for _, event in happening):
+            unmoved: Sequence[Decision] = await self._store.apply_many(happening, now_ms)
+            return unmoved
+        self.moves += len(happening)
         self.now += 1
         self.most = max(self.most, self.now)
         fails, self.fails = self.fails, False
@@ -267,7 +272,8 @@ class Watched:
             if fails:
                 raise Unavailable("not this one")
             await asyncio.sleep(0.01)
-            return await self._store.postpone_many(moves, *times_ms)
+            moved: Sequence[Decision] = await self._store.apply_many(happening, now_ms)
+            return moved
         finally:
             self.now -= 1
 
@@ -366,9 +372,11 @@ async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
     clock.skip(60)
 
     class Slow(Watched):
-        async def postpone_many(self, moves: Sequence[Move], *times_ms: int) -> Sequence[Postponed]:
-            clock.skip(1)
-            return await super().postpone_many(moves, *times_ms)
+        async def apply_many(
+            self, happening: Sequence[tuple[TaskRef, Event]], now_ms: int
+        ) -> Sequence[Decision]:
+            clock.skip(1 if happening else 0)
+            return await super().apply_many(happening, now_ms)
 
     found = await Sweep(as_stored(Slow(shop.store)), shop.queue, clock, shop.config).sweep(
         clock.deadline(2_500)
@@ -421,12 +429,12 @@ async def test_a_question_whose_time_is_over_has_its_default_and_the_next_one_an
 
     shop = shared.workshop(asks=asks_for_a_minute)
     ref = await shop.begin("asks")
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     clock.skip(59)
     assert await shop.sweep.sweep() == 0
     clock.skip(1)
     assert await shop.sweep.sweep() == 1
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     assert list((await shop.shown(ref))["inputRequests"]) == ["who#2"]
     await shop.answer(ref, who__2=accept(name="late"))  # nobody waits for an answer to the first
     await shop.answer(ref, **{"who#2": accept(name="me")})
@@ -450,10 +458,10 @@ async def test_a_sleep_beside_a_question_wakes_and_the_question_keeps_its_key(
 
     shop = shared.workshop(both=both)
     ref = await shop.begin("both")
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     clock.skip(61)
     await shop.sweep.sweep()
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     assert list((await shop.shown(ref))["inputRequests"]) == ["who"]
     await shop.answer(ref, who=accept(name="me"))
     await shop.all_turns()
@@ -485,7 +493,7 @@ async def test_an_answer_is_not_lost_when_the_limit_of_a_question_beside_it_pass
     async def answer() -> None:
         await shop.answer(ref, patient=accept(name="me"))
 
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     if when == "before":
         await answer()
     clock.skip(61)

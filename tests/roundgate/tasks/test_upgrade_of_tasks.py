@@ -17,7 +17,8 @@ from roundgate.replay.context import Context
 from roundgate.replay.journal import Answered, Journal
 from roundgate.replay.questions import Form, question_digest
 from roundgate.settings import TasksConfig
-from roundgate.tasks.turn import Turn
+from roundgate.tasks import events
+from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
 from tests.support.long import examples
 from tests.support.replay import Effects, Name
@@ -42,10 +43,10 @@ async def test_what_a_new_version_asks_differently_is_asked_anew_and_the_rest_is
 
     before, after = shared.workshop(tool=old), shared.workshop(tool=new)
     ref = await before.begin("tool")
-    assert await before.turns() == [Turn.ASKED]
+    assert await before.turns() == [TurnResult.ASKED]
     await before.answer(ref, where=accept(name="here"))
     await before.answer(ref, who=accept(name="somebody"))
-    assert await after.turns() == [Turn.ASKED]
+    assert await after.turns() == [TurnResult.ASKED]
     requests = (await after.shown(ref))["inputRequests"]
     assert list(requests) == ["who~2"]
     assert requests["who~2"]["params"]["message"] == "Who exactly?"
@@ -73,15 +74,15 @@ async def test_a_question_may_be_reworded_as_often_as_its_answer_was_good_in_bet
     ref = await shared.workshop(tool=version(0)).begin("tool")
     for number in range(6):
         shop = shared.workshop(tool=version(number))
-        assert await shop.all_turns() == ([Turn.ASKED] if number == 0 else [])
+        assert await shop.all_turns() == ([TurnResult.ASKED] if number == 0 else [])
         key = "who" if number == 0 else f"who__{number + 1}"
         await shop.answer(ref, **{key: accept(name=f"answer {number}")})
-        assert await shop.all_turns() == [Turn.ASKED]
+        assert await shop.all_turns() == [TurnResult.ASKED]
         assert list((await shop.shown(ref))["inputRequests"]) == [f"go{number}"]
         await shop.answer(ref, **{f"go{number}": accept(name="yes")})
         if number < 5:
-            assert await shared.workshop(tool=version(number + 1)).all_turns() == [Turn.ASKED]
-    assert await shop.all_turns() == [Turn.FINISHED]
+            assert await shared.workshop(tool=version(number + 1)).all_turns() == [TurnResult.ASKED]
+    assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == "answer 5"
 
 
@@ -101,10 +102,10 @@ async def test_an_answer_that_came_before_the_task_stays_with_the_question_that_
         Answered("who", question_digest("who", Form("Who?", Name)), 1, 0, accept(name="Ada"))
     )
     ref = await shared.workshop(tool=old).begin("tool", journal=journal)
-    assert await shared.workshop(tool=old).all_turns() == [Turn.ASKED]
+    assert await shared.workshop(tool=old).all_turns() == [TurnResult.ASKED]
     shop = shared.workshop(tool=new)
     await shop.answer(ref, go=accept(name="yes"))
-    assert await shop.all_turns() == [Turn.ASKED]
+    assert await shop.all_turns() == [TurnResult.ASKED]
     assert list((await shop.shown(ref))["inputRequests"]) == ["who~2"]
 
 
@@ -120,7 +121,7 @@ async def test_an_upgrade_that_asks_the_same_goes_on_with_the_answer(shared: Sha
     ref = await before.begin("tool")
     await before.turns()
     await after.answer(ref, who=accept(name="me"))
-    assert await after.turns() == [Turn.FINISHED]
+    assert await after.turns() == [TurnResult.FINISHED]
     assert await after.value(ref) == "hello me"
 
 
@@ -161,10 +162,10 @@ def changed(newest: int, oldest: int = 1) -> Any:
     return handler
 
 
-async def go_on(shop: Any, ref: Any) -> list[Turn]:
+async def go_on(shop: Any, ref: Any) -> list[TurnResult]:
     (key,) = (await shop.shown(ref))["inputRequests"]
     await shop.answer(ref, **{key: accept(name="yes")})
-    turns: list[Turn] = await shop.all_turns()
+    turns: list[TurnResult] = await shop.all_turns()
     return turns
 
 
@@ -181,7 +182,7 @@ async def test_tasks_keep_their_version_and_it_is_counted_until_they_end(shared:
     await go_on(new, young)
     assert await counted(new) == [("change", None, 1), ("change", 2, 2)]
     for ref, version in ((beyond, 1), (before, 2), (young, 2)):
-        assert await go_on(new, ref) == [Turn.FINISHED]
+        assert await go_on(new, ref) == [TurnResult.FINISHED]
         assert await new.value(ref) == version
     assert await counted(new) == []
 
@@ -203,7 +204,7 @@ async def test_the_old_way_is_counted_once_a_task_has_run_on_it(shared: Shared) 
         await ctx.elicit("more", "Go on?", Name)
 
     new = shared.workshop(tool=asks_more)
-    assert await go_on(new, ref) == [Turn.ASKED]
+    assert await go_on(new, ref) == [TurnResult.ASKED]
     assert await counted(new) == [("change", 1, 1)]
 
 
@@ -214,15 +215,17 @@ async def test_a_task_whose_version_is_gone_is_parked_until_it_is_served_again(
     ref = await old.begin("tool")
     await old.all_turns()
     await go_on(old, ref)
-    assert await go_on(new, ref) == [Turn.PARKED]
+    assert await go_on(new, ref) == [TurnResult.PARKED]
     message = (await new.shown(ref))["statusMessage"]
     assert "the handler does not support version 1 any more, at 'version:change'" in message, (
         message
     )
     both = shared.workshop(tool=changed(2))
-    assert await both.store.requeue(ref, both.clock.now_ms(), both.clock.now_ms())
+    assert (
+        await both.store.apply(ref, events.Requeue(both.clock.now_ms()), both.clock.now_ms())
+    ).happened
     await both.queue.send(ref)
-    assert await both.all_turns() == [Turn.FINISHED]
+    assert await both.all_turns() == [TurnResult.FINISHED]
     assert await both.value(ref) == 1
 
 
@@ -235,11 +238,11 @@ async def test_a_task_with_a_newer_version_waits_for_a_worker_that_knows_it(
     ref = await new.begin("tool")
     await new.all_turns()
     await go_on(new, ref)
-    assert await go_on(old, ref) == [Turn.DECLINED]
+    assert await go_on(old, ref) == [TurnResult.DECLINED]
     message = (await new.shown(ref))["statusMessage"]
     assert message == "Waiting for a worker that knows version 3 of 'change' in tool"
     clock.skip(2)
-    assert await new.all_turns() == [Turn.FINISHED]
+    assert await new.all_turns() == [TurnResult.FINISHED]
     assert await new.value(ref) == 3
     await shared.aclose()
 

@@ -23,12 +23,14 @@ from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks import running
+from roundgate.tasks import events, patience
+from roundgate.tasks import turn as turns
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import NOTHING, Added, NewTask, NotClaimed
+from roundgate.tasks.events import Added, NewTask, NotClaimed
 from roundgate.tasks.stored import Claimed, StoredTasks
-from roundgate.tasks.turn import DECLINED_MS, Turn
+from roundgate.tasks.turn import DECLINED_MS, TurnResult
 from tests.support.clocks import FixedClock, pass_time
+from tests.support.crashes import called
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
 from tests.support.tasks import Shared, Workshop, as_stored
@@ -89,7 +91,7 @@ async def _expired(shop: Workshop) -> TaskRef:
 
 async def _over(shop: Workshop) -> TaskRef:
     ref = await shop.begin("quick")
-    assert await shop.worker.work(ref) is Turn.FINISHED
+    assert await shop.worker.work(ref) is TurnResult.FINISHED
     return ref
 
 
@@ -107,13 +109,13 @@ async def _leased(shop: Workshop) -> TaskRef:
 
 async def _asleep(shop: Workshop) -> TaskRef:
     ref = await shop.begin("sleeps")
-    assert await shop.worker.work(ref) is Turn.RELEASED
+    assert await shop.worker.work(ref) is TurnResult.RELEASED
     return ref
 
 
 async def _waiting(shop: Workshop) -> TaskRef:
     ref = await shop.begin("asks")
-    assert await shop.worker.work(ref) is Turn.ASKED
+    assert await shop.worker.work(ref) is TurnResult.ASKED
     return ref
 
 
@@ -130,7 +132,7 @@ async def test_a_message_for_a_task_that_is_not_to_be_had_is_dropped_quietly(
     before = (await shop.store.find()).records
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        assert await shop.worker.work(ref) is Turn.NOT_CLAIMED
+        assert await shop.worker.work(ref) is TurnResult.NOT_CLAIMED
     assert caplog.records == []
     assert (await shop.store.find()).records == before
 
@@ -141,7 +143,7 @@ async def test_a_message_for_a_task_that_is_not_to_be_had_is_dropped_quietly(
 async def test_a_handler_that_returns_completes_its_task(shared: Shared) -> None:
     shop = shared.workshop(quick=quick)
     ref = await shop.begin("quick")
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     shown = await shop.shown(ref)
     assert shown["status"] == "completed"
     assert shown["result"] == {
@@ -160,7 +162,7 @@ async def test_an_unexpected_exception_is_a_result_with_a_reference_and_without_
 
     shop = shared.workshop(breaks=breaks)
     ref = await shop.begin("breaks")
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     text = await error_of(shop, ref)
     (logged,) = [record for record in caplog.records if record.exc_info]
     reference = logged.fields["reference"]  # type: ignore[attr-defined]
@@ -186,7 +188,7 @@ async def test_an_error_of_the_protocol_fails_the_task_with_its_code(shared: Sha
 
     shop = shared.workshop(refuses=refuses)
     ref = await shop.begin("refuses")
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert await failure_of(shop, ref) == (-32602, "there is no such thing", None)
     assert (await shop.shown(ref))["statusMessage"] == "there is no such thing"
 
@@ -241,7 +243,7 @@ async def test_a_result_that_is_no_json_ends_the_task_all_the_same(
 
     shop = shared.workshop(strange=strange)
     ref = await shop.begin("strange")
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert (await shop.shown(ref))["status"] == "completed"
 
 
@@ -257,7 +259,7 @@ async def test_a_state_that_is_no_json_when_the_run_suspends_is_an_error_of_the_
 
     shop = shared.workshop(strange=strange)
     ref = await shop.begin("strange")
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert "reference" in await error_of(shop, ref)
 
 
@@ -270,7 +272,7 @@ async def test_a_state_that_is_no_json_at_a_step_is_an_error_of_the_tool(shared:
 
     shop = shared.workshop(strange=strange)
     ref = await shop.begin("strange")
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert "reference" in await error_of(shop, ref)
     assert effects.seen == [1]
 
@@ -294,7 +296,7 @@ async def test_a_heartbeat_that_finds_the_state_half_done_does_not_stop(share: S
         while (await shop.record(ref)).status_message != "halfway":  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     seen.set()
-    assert await turn is Turn.FINISHED
+    assert await turn is TurnResult.FINISHED
     assert await shop.value(ref) == "whole"
 
 
@@ -311,7 +313,7 @@ async def test_a_journal_that_grows_too_large_is_an_error_that_names_the_largest
 
     shop = share(max_journal_bytes=1_024).workshop(hoards=hoards)
     ref = await shop.begin("hoards")
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert (
         "1024 bytes (tasks.max_journal_bytes); the largest entry is step 'huge'"
         in await error_of(shop, ref)
@@ -322,9 +324,9 @@ async def test_a_journal_that_grows_too_large_is_an_error_that_names_the_largest
 # Faults of ours
 
 
-async def until_the_end(shop: Workshop, ref: TaskRef, clock: FixedClock) -> list[Turn]:
+async def until_the_end(shop: Workshop, ref: TaskRef, clock: FixedClock) -> list[TurnResult]:
     """Turns and sweeps, while time passes, until the task is over."""
-    turns: list[Turn] = []
+    turns: list[TurnResult] = []
     for _ in range(60):
         turns += await shop.turns()
         if (await shop.record(ref)).status.is_terminal:
@@ -342,7 +344,7 @@ async def test_a_tool_that_nobody_serves_is_waited_for_and_counted_against_nobod
     shortest_ms, longest_ms = DECLINED_MS
     waited_s = 0.0
     while waited_s < 3_000:
-        assert await later.turns() == [Turn.DECLINED]
+        assert await later.turns() == [TurnResult.DECLINED]
         record = await later.record(ref)
         assert (record.status, record.attempts, record.deaths) == (Status.WORKING, 0, 0)
         assert (await later.shown(ref))["statusMessage"] == "Waiting for a worker that serves quick"
@@ -351,7 +353,7 @@ async def test_a_tool_that_nobody_serves_is_waited_for_and_counted_against_nobod
         clock.skip(pause_ms / 1000)
         waited_s += pause_ms / 1000
     again = shared.workshop(quick=quick)
-    assert await again.turns() == [Turn.FINISHED]
+    assert await again.turns() == [TurnResult.FINISHED]
     assert await again.value(ref) == "quick"
 
 
@@ -360,9 +362,9 @@ async def test_a_task_whose_tool_no_worker_serves_for_an_hour_fails_and_says_why
 ) -> None:
     ref = await shared.workshop(quick=quick).begin("quick")
     later = shared.workshop(other=quick)
-    assert await later.turns() == [Turn.DECLINED]
+    assert await later.turns() == [TurnResult.DECLINED]
     clock.skip(3_600)
-    assert await later.turns() == [Turn.GIVEN_UP]
+    assert await later.turns() == [TurnResult.GIVEN_UP]
     code, _, _ = await failure_of(later, ref)
     assert code == -32603
     message = (await later.shown(ref))["statusMessage"]
@@ -389,7 +391,7 @@ async def test_a_journal_of_a_later_version_is_left_to_a_worker_that_reads_it(
     for task, needs in ((tag, "can read its journal"), (version, "reads journals of version 99")):
         await shop.store.create(task)
         for _ in range(shop.config.max_attempts + 1):
-            assert await shop.worker.work(task.ref) is Turn.DECLINED
+            assert await shop.worker.work(task.ref) is TurnResult.DECLINED
             clock.skip(60)
         record = await shop.record(task.ref)
         assert (record.status, record.status_message) == (
@@ -406,10 +408,10 @@ async def test_a_task_whose_workers_die_with_it_alone_each_time_fails_after_the_
     assert isinstance(await shop.worker.claim(ref), Claimed)  # and nothing more is heard of it
     for _ in range(shop.config.max_deaths):
         clock.skip(shop.config.lease_s + SKEW_S)
-        assert await shop.worker.work(ref) is Turn.SUSPECT
+        assert await shop.worker.work(ref) is TurnResult.SUSPECT
         assert isinstance(await shop.worker.claim(ref, alone=True), Claimed)
     clock.skip(shop.config.lease_s + SKEW_S)
-    assert await shop.worker.work(ref, alone=True) is Turn.GIVEN_UP
+    assert await shop.worker.work(ref, alone=True) is TurnResult.GIVEN_UP
     assert (await shop.shown(ref))["status"] == "failed"
     message = (await shop.shown(ref))["statusMessage"]
     assert message.startswith(
@@ -428,10 +430,12 @@ async def test_deaths_that_it_shares_with_others_never_count_against_a_task(
         clock.skip(shop.config.lease_s + SKEW_S)  # its process dies
         alone = await shop.worker.claim(ref, alone=True)
         assert isinstance(alone, Claimed)
-        await shop.store.checkpoint(alone.lease, Added([b'["s","step",1]']), clock.now_ms())
+        await shop.store.write(
+            alone.lease, events.Checkpoint(added=Added([b'["s","step",1]'])), clock.now_ms()
+        )
         now_ms = clock.now_ms()
-        await shop.store.release(alone.lease, NOTHING, now_ms, wake_ms=0, due_ms=now_ms)
-    assert await shop.worker.work(ref) is Turn.FINISHED
+        await shop.store.write(alone.lease, events.Release(0, now_ms), now_ms)
+    assert await shop.worker.work(ref) is TurnResult.FINISHED
 
 
 async def test_a_clock_that_is_ahead_takes_no_living_lease(share: Share) -> None:
@@ -459,10 +463,11 @@ class Flaky:
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls.append(name)
-            if self.failures.get(name, 0) > 0:
-                self.failures[name] -= 1
-                raise self._error or Unavailable(f"{name} did not get through")
+            what = called(name, args)
+            self.calls.append(what)
+            if self.failures.get(what, 0) > 0:
+                self.failures[what] -= 1
+                raise self._error or Unavailable(f"{what} did not get through")
             return await getattr(self._store, name)(*args, **kwargs)
 
         return call
@@ -475,7 +480,7 @@ async def two_steps(ctx: Context) -> list[Any]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without pauses, as many."""
-    monkeypatch.setattr(running, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -487,7 +492,7 @@ async def test_a_store_that_is_back_soon_is_waited_for(shared: Shared, method: s
     flaky = Flaky(shop.store, **failures)
     assert (
         await Workshop(shop.catalog, as_stored(flaky), shop.queue, shop.clock).worker.work(ref)
-        is Turn.FINISHED
+        is TurnResult.FINISHED
     )
     assert await shop.value(ref) == ["one", "two"]
 
@@ -529,9 +534,9 @@ async def test_a_queue_that_cannot_be_reached_only_makes_it_later(
     await shop.queue.delete([message])
     flaky: Any = Flaky(shop.queue, send=1)
     deaf = Workshop(shop.catalog, StoredTasks(shop.store.store, flaky), flaky, clock)
-    assert await deaf.worker.work(ref) is Turn.RELEASED
+    assert await deaf.worker.work(ref) is TurnResult.RELEASED
     assert await shop.turns() == []
-    assert await until_the_end(shop, ref, clock) == [Turn.FINISHED]
+    assert await until_the_end(shop, ref, clock) == [TurnResult.FINISHED]
 
 
 async def test_a_call_that_no_version_of_ours_wrote_fails_in_the_end(
@@ -541,9 +546,9 @@ async def test_a_call_that_no_version_of_ours_wrote_fails_in_the_end(
     now_ms = clock.now_ms()
     ref = TaskRef((await shop.begin("quick")).owner, "strange")
     await shop.store.create(NewTask(ref, "quick", b"{}", now_ms, now_ms + 10**7, now_ms))
-    assert await shop.worker.work(ref) is Turn.DECLINED
+    assert await shop.worker.work(ref) is TurnResult.DECLINED
     clock.skip(3_600)
-    assert await shop.worker.work(ref) is Turn.GIVEN_UP
+    assert await shop.worker.work(ref) is TurnResult.GIVEN_UP
     assert "no worker that can read its call" in (await shop.shown(ref))["statusMessage"]
 
 
@@ -572,9 +577,9 @@ async def test_a_lease_is_renewed_while_a_long_step_runs(share: Share, clock: Fi
     turn = asyncio.create_task(shop.worker.work(ref))
     for _ in range(4):
         await renewal(shop, ref, clock)
-        assert await thief.worker.work(ref) is Turn.NOT_CLAIMED
+        assert await thief.worker.work(ref) is TurnResult.NOT_CLAIMED
     over.set()
-    assert await turn is Turn.FINISHED
+    assert await turn is TurnResult.FINISHED
     assert (await shop.record(ref)).fence == 1
 
 
@@ -595,7 +600,7 @@ async def test_a_worker_stopped_past_its_lease_begins_no_step_of_a_task_claimed_
 
     victim = shared.workshop(robbed=robbed)
     ref = await victim.begin("robbed")
-    assert await victim.turns() == [Turn.LOST]
+    assert await victim.turns() == [TurnResult.LOST]
     assert (effects.seen, seen) == (["one"], [True])
     record = await shop.record(ref)
     assert (record.status, record.fence) == (Status.WORKING, 2)
@@ -619,7 +624,7 @@ async def test_a_worker_that_was_stopped_past_its_lease_renews_it_before_it_goes
 
     shop = shared.workshop(stopped=stopped)
     ref = await shop.begin("stopped")
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert seen == [shop.config.lease_s * 1000]
 
 
@@ -641,7 +646,7 @@ async def test_no_step_begins_while_nobody_can_say_whether_the_lease_holds(
     flaky = Flaky(shop.store, error, checkpoint=3)
     assert (
         await Workshop(shop.catalog, as_stored(flaky), shop.queue, clock).worker.work(ref)
-        is Turn.FINISHED
+        is TurnResult.FINISHED
     )
     assert flaky.calls[:5] == ["claim", *["checkpoint"] * 4]
     assert effects.seen == [1]  # the arguments are older than the renewal; it ran once
@@ -667,7 +672,7 @@ async def test_the_lease_is_renewed_through_any_error(share: Share, clock: Fixed
         await renewal(shop, ref, clock)
         assert await thief.worker.claim(ref, alone=True) is NotClaimed.LEASED
     over.set()
-    assert await turn is Turn.FINISHED
+    assert await turn is TurnResult.FINISHED
     assert flaky.failures == {"checkpoint": 0}
 
 
@@ -692,7 +697,7 @@ async def test_a_handler_that_cancels_the_heartbeat_does_not_stop_it(
         await renewal(shop, ref, clock)
         assert await thief.worker.claim(ref, alone=True) is NotClaimed.LEASED
     over.set()
-    assert await turn is Turn.FINISHED
+    assert await turn is TurnResult.FINISHED
 
 
 async def test_a_handler_that_cancels_everything_in_sight_ends_with_an_error(share: Share) -> None:
@@ -705,7 +710,7 @@ async def test_a_handler_that_cancels_everything_in_sight_ends_with_an_error(sha
     shop = share(Clock()).workshop(wild=wild)
     ref = await shop.begin("wild")
     turn = asyncio.create_task(shop.worker.work(ref))
-    assert await in_time(turn) is Turn.FINISHED
+    assert await in_time(turn) is TurnResult.FINISHED
     assert "failed unexpectedly" in await error_of(shop, ref)
 
 
@@ -725,9 +730,9 @@ async def test_a_handler_that_took_another_path_is_parked_until_its_operator_men
 
     shop = shared.workshop(tool=first)
     ref = await shop.begin("tool")
-    assert await shop.turns() == [Turn.RELEASED]
+    assert await shop.turns() == [TurnResult.RELEASED]
     broken = shared.workshop(tool=other)
-    assert await broken.turns() == [Turn.PARKED]
+    assert await broken.turns() == [TurnResult.PARKED]
     shown = await shop.shown(ref)
     assert shown["status"] == "working"
     assert shown["statusMessage"].startswith(
@@ -736,9 +741,9 @@ async def test_a_handler_that_took_another_path_is_parked_until_its_operator_men
     clock.skip(3_600)
     await shop.sweep.sweep()
     assert await shop.all_turns() == []
-    assert await shop.store.requeue(ref, clock.now_ms(), clock.now_ms())
+    assert (await shop.store.apply(ref, events.Requeue(clock.now_ms()), clock.now_ms())).happened
     await shop.queue.send(ref)
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert (await shop.value(ref), effects.seen) == ("done", [1])
 
 
@@ -757,10 +762,10 @@ async def test_a_handler_that_restarts_begins_anew_with_other_arguments(
     shop = shared.workshop(counts=counts)
     ref = await shop.begin("counts", left=2)
     for number in range(3):
-        assert (await shop.all_turns())[-1] is Turn.ASKED
+        assert (await shop.all_turns())[-1] is TurnResult.ASKED
         (key,) = (await shop.shown(ref))["inputRequests"]
         await shop.answer(ref, **{key: accept(name=f"n{number}")})
-    assert (await shop.all_turns())[-1] is Turn.FINISHED
+    assert (await shop.all_turns())[-1] is TurnResult.FINISHED
     assert (await shop.value(ref), effects.seen) == ("n2", [2, 1, 0])
     record = await shop.record(ref)
     assert record.status is Status.COMPLETED
@@ -780,7 +785,7 @@ async def test_a_handler_that_swallows_every_suspension_and_asks_on_holds_no_wor
 
     shop = share(Clock()).workshop(swallows=swallows)
     ref = await shop.begin("swallows")
-    assert await in_time(asyncio.create_task(shop.worker.work(ref))) is Turn.ASKED
+    assert await in_time(asyncio.create_task(shop.worker.work(ref))) is TurnResult.ASKED
     assert (await shop.shown(ref))["status"] == "input_required"
     assert calls < 1_000
     assert "is abandoned" not in caplog.text
@@ -794,7 +799,7 @@ async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_t
     class Slow(Flaky):
         def __getattr__(self, name: str) -> Any:
             async def call(*args: Any, **kwargs: Any) -> Any:
-                if name == "checkpoint" and args[1].entries:
+                if called(name, args) == "checkpoint" and args[1].added.entries:
                     pass_time(31)
                     await asyncio.sleep(0.3)
                 return await getattr(shop.store, name)(*args, **kwargs)
@@ -813,8 +818,8 @@ async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_t
     shop = shared.workshop(impatient=impatient)
     await shop.begin("impatient")
     slow = Workshop(shop.catalog, as_stored(Slow(shop.store)), shop.queue, shop.clock)
-    assert await slow.turns() == [Turn.RELEASED]
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await slow.turns() == [TurnResult.RELEASED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert effects.seen == ["one"]
 
 
@@ -832,7 +837,7 @@ async def test_a_status_that_is_no_unicode_is_shown_as_well_as_it_can_be(
 
     shop = shared.workshop(tells=tells)
     ref = await shop.begin("tells")
-    assert await shop.turns() == [Turn.ASKED]
+    assert await shop.turns() == [TurnResult.ASKED]
     assert effects.seen == ["one"]
     assert (await shop.shown(ref))["statusMessage"] == text.encode(errors="replace").decode()
 
@@ -840,7 +845,7 @@ async def test_a_status_that_is_no_unicode_is_shown_as_well_as_it_can_be(
 async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
     share: Share, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(running, "GRACE_S", 0.1)
+    monkeypatch.setattr(turns, "GRACE_S", 0.1)
 
     async def hangs(ctx: Context) -> None:
         while True:
@@ -853,7 +858,7 @@ async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
     over = asyncio.Event()
     shop = share(Clock(), lease_s=1, task_timeout_s=0.5).workshop(hangs=hangs)
     ref = await shop.begin("hangs")
-    assert await in_time(asyncio.create_task(shop.worker.work(ref))) is Turn.FINISHED
+    assert await in_time(asyncio.create_task(shop.worker.work(ref))) is TurnResult.FINISHED
     assert "exceeded the time limit" in await error_of(shop, ref)
     assert "a handler does not end and is abandoned" in caplog.text
     over.set()
@@ -864,7 +869,7 @@ async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
 async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "GRACE_S", 0.3)
+    monkeypatch.setattr(turns, "GRACE_S", 0.3)
     ended: list[tuple[str, bool]] = []
 
     began = asyncio.Event()
@@ -883,7 +888,7 @@ async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace
     await began.wait()
     await shop.cancel(ref)
     before = await shop.record(ref)
-    assert await in_time(turn) is Turn.LOST
+    assert await in_time(turn) is TurnResult.LOST
     assert ended == [("cancelled", True)]
     assert await shop.record(ref) == before
     assert (await shop.shown(ref))["status"] == "cancelled"
@@ -892,8 +897,8 @@ async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace
 async def test_a_cancel_is_noticed_long_before_the_lease_is_to_be_renewed(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "LOOK_S", 0.5)
-    monkeypatch.setattr(running, "GRACE_S", 0.1)
+    monkeypatch.setattr(turns, "LOOK_S", 0.5)
+    monkeypatch.setattr(turns, "GRACE_S", 0.1)
 
     began = asyncio.Event()
 
@@ -906,7 +911,7 @@ async def test_a_cancel_is_noticed_long_before_the_lease_is_to_be_renewed(
     turn = asyncio.create_task(shop.worker.work(ref))
     await began.wait()
     await shop.cancel(ref)
-    assert await in_time(turn) is Turn.LOST
+    assert await in_time(turn) is TurnResult.LOST
 
 
 async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
@@ -914,7 +919,7 @@ async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
 ) -> None:
     """The cancellation is used up: what runs the next turn is not cancelled
     by what ended this one."""
-    monkeypatch.setattr(running, "GRACE_S", 0.1)
+    monkeypatch.setattr(turns, "GRACE_S", 0.1)
 
     began = asyncio.Event()
 
@@ -925,13 +930,13 @@ async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
     shop = share(Clock(), lease_s=1).workshop(waits=waits, quick=quick)
     ref, other = await shop.begin("waits"), await shop.begin("quick")
 
-    async def two_turns() -> list[Turn]:
+    async def two_turns() -> list[TurnResult]:
         return [await shop.worker.work(ref), await shop.worker.work(other)]
 
     both = asyncio.create_task(two_turns())
     await began.wait()
     await shop.cancel(ref)
-    assert await in_time(both) == [Turn.LOST, Turn.FINISHED]
+    assert await in_time(both) == [TurnResult.LOST, TurnResult.FINISHED]
 
 
 async def test_a_plain_function_sees_in_its_thread_that_the_task_was_cancelled(
@@ -952,7 +957,7 @@ async def test_a_plain_function_sees_in_its_thread_that_the_task_was_cancelled(
     turn = asyncio.create_task(shop.worker.work(ref))
     await asyncio.to_thread(began.wait)
     await shop.cancel(ref)
-    assert await turn is Turn.LOST
+    assert await turn is TurnResult.LOST
     assert seen[0] > 0
     assert (await shop.shown(ref))["status"] == "cancelled"
 
@@ -960,7 +965,7 @@ async def test_a_plain_function_sees_in_its_thread_that_the_task_was_cancelled(
 async def test_a_poll_of_a_cancelled_task_polls_no_more(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "GRACE_S", 600)
+    monkeypatch.setattr(turns, "GRACE_S", 600)
     calls: list[float] = []
 
     async def polls(ctx: Context) -> None:
@@ -973,13 +978,13 @@ async def test_a_poll_of_a_cancelled_task_polls_no_more(
         while len(calls) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await shop.cancel(ref)
-    assert await in_time(turn) is Turn.LOST  # which is less than the grace
+    assert await in_time(turn) is TurnResult.LOST  # which is less than the grace
 
 
 async def test_a_task_that_expires_while_it_runs_is_stopped(
     share: Share, clock: FixedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "GRACE_S", 0)
+    monkeypatch.setattr(turns, "GRACE_S", 0)
     began = asyncio.Event()
 
     async def waits(ctx: Context) -> None:
@@ -991,7 +996,7 @@ async def test_a_task_that_expires_while_it_runs_is_stopped(
     turn = asyncio.create_task(shop.worker.work(ref))
     await began.wait()
     clock.skip(61)
-    assert await in_time(turn) is Turn.LOST
+    assert await in_time(turn) is TurnResult.LOST
 
 
 async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> None:
@@ -1100,7 +1105,7 @@ async def test_a_status_message_is_seen_after_a_second_at_most_without_one(share
             await asyncio.sleep(0.05)
     assert shown["statusMessage"] == "at it"
     seen.set()
-    assert await turn is Turn.FINISHED
+    assert await turn is TurnResult.FINISHED
 
 
 async def test_progress_becomes_the_status_message(shared: Shared) -> None:
@@ -1133,12 +1138,12 @@ async def test_a_worker_near_its_deadline_lets_go_at_a_step_and_another_turn_goe
 
     shop = shared.workshop(steps=steps)
     ref = await shop.begin("steps")
-    turns: list[Turn] = []
+    turns: list[TurnResult] = []
     for _ in range(10):
         turns += await shop.turns(clock.deadline(4_000))
         if (await shop.record(ref)).status.is_terminal:
             break
-    assert turns == [Turn.RELEASED] * 3 + [Turn.FINISHED]
+    assert turns == [TurnResult.RELEASED] * 3 + [TurnResult.FINISHED]
     assert effects.seen == list(range(10))
 
 
@@ -1151,11 +1156,11 @@ async def test_a_step_longer_than_a_worker_lives_fails_after_the_bound(share: Sh
     ref = await shop.begin("forever")
 
     real = Clock()
-    assert await shop.worker.work(ref, real.deadline(60)) is Turn.FAULT
+    assert await shop.worker.work(ref, real.deadline(60)) is TurnResult.FAULT
     record = await shop.record(ref)
     assert (record.status, record.attempts) == (Status.WORKING, 1)
     clock.skip(60)
-    assert await shop.worker.work(ref, real.deadline(60)) is Turn.GIVEN_UP
+    assert await shop.worker.work(ref, real.deadline(60)) is TurnResult.GIVEN_UP
     assert "a step exceeds the time limit of a worker" in (await shop.shown(ref))["statusMessage"]
 
 
@@ -1165,12 +1170,12 @@ async def test_a_step_longer_than_a_worker_lives_fails_after_the_bound(share: Sh
 async def test_a_sleep_holds_no_worker_and_ends_on_time(shared: Shared, clock: FixedClock) -> None:
     shop = shared.workshop(sleeps=sleeps)
     ref = await shop.begin("sleeps")
-    assert await shop.turns() == [Turn.RELEASED]
+    assert await shop.turns() == [TurnResult.RELEASED]
     assert (await shop.record(ref)).lease_until_ms == 0
     clock.skip(59)
     assert await shop.turns() == []
     clock.skip(1)
-    assert await shop.turns() == [Turn.FINISHED]
+    assert await shop.turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == "awake"
 
 
@@ -1180,10 +1185,10 @@ async def test_a_message_that_comes_a_little_early_is_not_lost(share: Share) -> 
     theirs, ours = FixedClock(), FixedClock()
     shared = share(theirs)
     ref = await shared.workshop(sleeps=sleeps).begin("sleeps")
-    assert await shared.workshop(sleeps=sleeps).turns() == [Turn.RELEASED]
+    assert await shared.workshop(sleeps=sleeps).turns() == [TurnResult.RELEASED]
     shared.clock = ours
     ours.skip(59.95)
-    assert await shared.workshop(sleeps=sleeps).worker.work(ref) is Turn.FINISHED
+    assert await shared.workshop(sleeps=sleeps).worker.work(ref) is TurnResult.FINISHED
 
 
 async def test_answers_of_before_are_there_after_any_number_of_turns(shared: Shared) -> None:
@@ -1211,8 +1216,8 @@ async def test_a_lease_that_was_given_back_is_over(shared: Shared) -> None:
     claimed = await shop.worker.claim(ref)
     assert isinstance(claimed, Claimed)
     now_ms = shop.clock.now_ms()
-    await shop.store.suspend(claimed.lease, NOTHING, {"who": b"{}"}, now_ms)
+    await shop.store.write(claimed.lease, events.Suspend({"who": b"{}"}), now_ms)
     await shop.answer(ref, who=accept(name="me"))
     with pytest.raises(LeaseLost, match=ref.id):  # its second attempt
-        await shop.store.suspend(claimed.lease, NOTHING, {"who": b"{}"}, now_ms)
+        await shop.store.write(claimed.lease, events.Suspend({"who": b"{}"}), now_ms)
     assert (await shop.record(ref)).status is Status.WORKING

@@ -21,6 +21,7 @@ from roundgate.clock import Clock
 from roundgate.runtime import startup
 from roundgate.settings import process as settings
 from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.events import Claim
 from roundgate.tasks.stored import Claimed
 from roundgate.tokens import keys
 from roundgate_aws import http as lambda_http
@@ -211,7 +212,9 @@ def die(environ: dict[str, str], task_id: str) -> None:
     parts = startup.make_stores(settings.from_environment(environ), Clock())
 
     async def claim() -> None:
-        claimed = await parts.tasks.claim(TaskRef(task_owner(LOCAL), task_id), Clock().now_ms(), 1)
+        claimed = await parts.tasks.claim(
+            TaskRef(task_owner(LOCAL), task_id), Claim(1, 1, 0), Clock().now_ms()
+        )
         assert isinstance(claimed, Claimed)
         await parts.tasks.aclose()
 

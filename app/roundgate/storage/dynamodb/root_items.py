@@ -55,6 +55,7 @@ from roundgate.storage.tasks import (
     Change,
     Drop,
     Ending,
+    Mark,
     OpenTask,
     Part,
     Put,
@@ -126,7 +127,7 @@ def _attribute(name: str, value: Any) -> Any:
         case StrEnum():
             return value.value
         case tuple():
-            return list(value)
+            return list(map(str, value))
         case _:
             return value
 
@@ -186,7 +187,7 @@ def step(change: Change, draft: Draft) -> Step:
         if name not in _NOT_KEPT
     }
     sets |= _indexed(after, shard)
-    if "expires_ms" in change.changes:
+    if "expires_ms" in sets:
         sets["ttl"] = ttl_seconds(after.expires_ms)
     shown, superseded = _shown(root, change.puts, change.drops, draft)
     sets |= shown
@@ -340,7 +341,7 @@ def make_record(
             "status": Status(root["status"]),
             "ending": Ending(root["ending"]) if "ending" in root else None,
             "failed_steps": tuple(root.get("failed_steps", ())),
-            "events": tuple(root.get("events", ())),
+            "events": tuple(map(Mark.parse, root.get("events", ()))),
             "asked": tuple(key for key, _ in questions),
             "version": root["version"],
             "notes": make_notes(root, rows or {}, before),

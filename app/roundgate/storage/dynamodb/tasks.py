@@ -135,7 +135,7 @@ class DynamoDbTasks:
 
     async def swap(self, change: TaskChange) -> TaskRecord | Lost:
         before, pk = change.before, partition_key(change.before.ref)
-        ttl_s = value_ttl_seconds(change.changes.get("expires_ms", before.expires_ms))
+        ttl_s = value_ttl_seconds(change.after.expires_ms)
         draft = self._table.draft(pk, ttl_s)
         step = root_items.step(change, draft)
         await self._table.put(draft)
