@@ -147,7 +147,7 @@ class Means(Struct, frozen=True):
         return max(now_ms, wake_ms) + int(self.config.requeue_after_s * 1000)
 
 
-class Checkpointer:
+class TaskCheckpointer:
     """Every write of a run under the lease of its task. The engine's `replay.Checkpointer`.
 
     `error` is set once the run has to end: `LeaseLost` if another worker has the task or the task

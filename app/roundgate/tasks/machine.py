@@ -191,7 +191,7 @@ def _answer(record: TaskRecord | None, event: events.Answer, now_ms: int) -> Dec
         return Refused(Answered.LATER)
     outstanding = tuple(key for key in record.asked if key not in event.answers)
     status = target(Step.ANSWER_SOME if outstanding else Step.ANSWER_ALL)
-    after = _seen(record, replace(record, status=status, asked=outstanding), now_ms)
+    after = _seen(replace(record, status=status, asked=outstanding), record.revision, now_ms)
     if not outstanding:
         after = replace(after, due_ms=event.due_ms, wake_ms=0)
     return Next(
@@ -289,7 +289,7 @@ def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision
     else:
         due_ms = min(after.expires_ms, event.wake_ms or after.expires_ms)
         asks = replace(after, status=target(Step.ASK), wake_ms=event.wake_ms, due_ms=due_ms)
-        after = _seen(record, asks, now_ms)
+        after = _seen(asks, record.revision, now_ms)
     puts = [*puts, *_questions(event.requests)]
     return Next(record, after, puts, _no_questions(record), waited, message_ms)
 
@@ -301,7 +301,7 @@ def _release(record: TaskRecord, event: events.Release, now_ms: int) -> Decision
     wake_ms, due_ms = (0, event.ready_ms) if is_ready else (event.wake_ms, event.due_ms)
     message_ms = _message_ms(wake_ms, due_ms, now_ms)
     if wake_ms and event.added.expires_ms is not None:
-        after = _seen(record, after, now_ms)
+        after = _seen(after, record.revision, now_ms)
     after = replace(
         _free_until(after, max(0, wake_ms - event.early_ms), due_ms, message_ms),
         attempts=event.attempts,
@@ -407,7 +407,7 @@ def _go_on(record: TaskRecord | None, event: events.GoOn, now_ms: int) -> Decisi
         return Refused(No.NOT_NOW)
     status = target(Step.GO_ON)
     after = replace(record, status=status, wake_ms=0, due_ms=event.due_ms, unsent=False)
-    return Next(record, _seen(record, after, now_ms), message_ms=AT_ONCE)
+    return Next(record, _seen(after, record.revision, now_ms), message_ms=AT_ONCE)
 
 
 def _postpone(record: TaskRecord | None, event: events.Postpone, now_ms: int) -> Decision:
@@ -452,7 +452,7 @@ def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> D
     if wakes:
         after = replace(after, wake_ms=0, due_ms=event.due_ms, unsent=False)
         if record.status in sources(Step.GO_ON):
-            after = _seen(record, replace(after, status=target(Step.GO_ON)), now_ms)
+            after = _seen(replace(after, status=target(Step.GO_ON)), record.revision, now_ms)
     payload = Put(Part.ANSWER, event.payload, event.name)
     result, message_ms = (Delivered.WAKES, AT_ONCE) if wakes else (Delivered.KEPT, None)
     return Next(record, after, [payload], (), result, message_ms)
@@ -529,9 +529,9 @@ def _message_ms(wake_ms: int, due_ms: int, now_ms: int) -> int | None:
     return None if due_ms <= begins_ms else begins_ms - now_ms
 
 
-def _seen(before: TaskRecord, after: TaskRecord, now_ms: int) -> TaskRecord:
-    """Return `after`, marked as changed for its client since `before`."""
-    return replace(after, updated_ms=now_ms, revision=before.revision + 1)
+def _seen(record: TaskRecord, revision: int, now_ms: int) -> TaskRecord:
+    """Return a record, marked as changed for its client since `revision`."""
+    return replace(record, updated_ms=now_ms, revision=revision + 1)
 
 
 def _moved(record: TaskRecord, due_ms: int) -> TaskRecord:
@@ -561,7 +561,7 @@ def _added(
     if added.state is not None:
         puts.append(Put(Part.STATE, added.state))
     if added.status_message is not None and added.status_message != record.status_message:
-        after = _seen(record, replace(after, status_message=added.status_message), now_ms)
+        after = _seen(replace(after, status_message=added.status_message), record.revision, now_ms)
     if added.expires_ms is not None:
         after = replace(after, expires_ms=added.expires_ms)
     return after, puts
@@ -605,7 +605,7 @@ def _ended(record: TaskRecord, status: Status, message: str | None, now_ms: int)
         wake_ms=0,
         asked=(),
     )
-    return _seen(record, after, now_ms)
+    return _seen(after, record.revision, now_ms)
 
 
 def _to_clean_up(record: TaskRecord, due_ms: int) -> TaskRecord:

@@ -86,7 +86,7 @@ from roundgate.tasks import watchdog
 from roundgate.tasks.call import TaskCall, make_journal
 from roundgate.tasks.events import NOTHING, Added, Finish, LetGo, Park, Release, Restart, UnderLease
 from roundgate.tasks.events import Suspend as Ask
-from roundgate.tasks.lease import Checkpointer, Means
+from roundgate.tasks.lease import Means, TaskCheckpointer
 from roundgate.tasks.outcome import ended, failed, failure_reason, log_failure, tell_refused
 from roundgate.tasks.patience import Heartbeat, to_its_end
 from roundgate.tasks.stored import Claimed, Lease
@@ -255,7 +255,7 @@ class Turn:
             self._means.trail.turn(task_call.principal, self._record.attempts + 1)
         try:
             journal = make_journal(self.claimed, task_call)
-            self.checkpointer = Checkpointer(self._means, self.claimed, call, journal)
+            self.checkpointer = TaskCheckpointer(self._means, self.claimed, call, journal)
         except UNREADABLE as error:
             raise NotServedHere("can read its journal") from error
         self.has_begun = True

@@ -18,7 +18,7 @@ from roundgate.storage.sqlite import tasks as sqlite_tasks
 from roundgate.storage.tasks import Mark, TaskRecord, Work
 from roundgate.tasks import events, machine, stored
 from roundgate.tasks.clock_trust import Moment
-from roundgate.tasks.lease import Checkpointer
+from roundgate.tasks.lease import TaskCheckpointer
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.worker import Worker
@@ -83,7 +83,7 @@ def _work_without_tail(db: Any, record: TaskRecord) -> Work:
     return replace(work, journal=work.journal[:-1])
 
 
-async def _admit_without_look(self: Checkpointer) -> None:
+async def _admit_without_look(self: TaskCheckpointer) -> None:
     """A step begins whatever has become of the lease."""
 
 
@@ -107,7 +107,7 @@ async def _claim_beside_others(self: Worker, ref: Any, *, alone: bool = False) -
 _real_claim = Worker.claim
 
 
-async def _resume_without_row(self: Checkpointer) -> None:
+async def _resume_without_row(self: TaskCheckpointer) -> None:
     self._time.renewed(Moment.now(self._clock))
 
 
@@ -151,7 +151,7 @@ MUTANTS = {
         "begins though it is remembered|is remembered twice|is gone|failed with|not over",
     ),
     "no look at the lease before a step": Mutant(
-        Checkpointer, "admit", _admit_without_look, "stops", "which is somebody else's"
+        TaskCheckpointer, "admit", _admit_without_look, "stops", "which is somebody else's"
     ),
     "a lapsed lease is taken without regard to clocks": Mutant(
         Worker, "claim", _claim_without_skew, "clocks", "took a lease that held"
@@ -160,7 +160,7 @@ MUTANTS = {
         StoredTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"
     ),
     "a worker that went on does not ask the row": Mutant(
-        Checkpointer, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
+        TaskCheckpointer, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
     ),
     "what waits does not look whether it was delivered meanwhile": Mutant(
         machine, "_wait", _wait_without_look, "events", "not over"
