@@ -322,7 +322,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.runtime.effective_policy",
     "roundgate.storage.sqs",
     "roundgate.operators",
-    "roundgate.tasks.patience",
+    "roundgate.tasks.lease",
     "roundgate.tasks.pool",
     "roundgate.tasks.turn",
     "roundgate.tasks.watchdog",

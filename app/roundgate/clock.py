@@ -78,6 +78,18 @@ class Clock:
         return Deadline(self, None if in_ms is None else self.monotonic_ms() + in_ms)
 
 
+class Moment(Struct, frozen=True):
+    """A moment by both clocks, in milliseconds."""
+
+    wall_ms: int
+    monotonic_ms: float
+
+    @classmethod
+    def now(cls, clock: Clock) -> Moment:
+        """Return the current moment."""
+        return cls(clock.now_ms(), clock.monotonic_ms())
+
+
 class Deadline(Struct):
     """The moment by which a call must be answered. `at_ms` is in milliseconds on the clock's
     monotonic scale; `None` means no deadline."""

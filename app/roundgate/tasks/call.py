@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.auth import Principal
+from roundgate.errors import NotServedHere
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Journal, from_row
 from roundgate.tasks.stored import Claimed
@@ -84,6 +85,26 @@ class TaskCall(Struct, frozen=True):
             log_level=None,
             progress_token=None,
         )
+
+
+UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
+"""The errors of decoding bytes from a later version or another program."""
+
+
+def read_task(claimed: Claimed) -> tuple[TaskCall, Journal]:
+    """Return the call and the journal of a claimed task.
+
+    Raises:
+        NotServedHere: another version wrote one of them.
+    """
+    try:
+        task_call = TaskCall.from_bytes(claimed.call)
+    except UNREADABLE as error:
+        raise NotServedHere("can read its call") from error
+    try:
+        return task_call, make_journal(claimed, task_call)
+    except UNREADABLE as error:
+        raise NotServedHere("can read its journal") from error
 
 
 def make_journal(claimed: Claimed, task_call: TaskCall) -> Journal:

@@ -9,21 +9,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from roundgate import json
-from roundgate.clock import Clock, iso
+from roundgate.clock import Clock, Moment, iso
 from roundgate.tasks.stored import StoredTasks
-
-
-class Moment(Struct, frozen=True):
-    """A moment by both clocks, in milliseconds."""
-
-    wall_ms: int
-    monotonic_ms: float
-
-    @classmethod
-    def now(cls, clock: Clock) -> Moment:
-        """Return the current moment."""
-        return cls(clock.now_ms(), clock.monotonic_ms())
-
 
 DISAGREE_MS: Final = 300_000
 """The accepted difference of two clocks beyond `tasks.clock_skew_s`, in milliseconds."""

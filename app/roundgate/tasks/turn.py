@@ -74,6 +74,7 @@ from roundgate.replay import (
     Completed,
     Context,
     Failed,
+    Journal,
     Raised,
     Restarted,
     Run,
@@ -83,12 +84,11 @@ from roundgate.replay import (
 )
 from roundgate.storage import Ending, TaskRef
 from roundgate.tasks import watchdog
-from roundgate.tasks.call import TaskCall, make_journal
+from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import NOTHING, Added, Finish, LetGo, Park, Release, Restart, UnderLease
 from roundgate.tasks.events import Suspend as Ask
-from roundgate.tasks.lease import Means, TaskCheckpointer
+from roundgate.tasks.lease import Heartbeat, Means, TaskCheckpointer, to_its_end
 from roundgate.tasks.outcome import ended, failed, failure_reason, log_failure, tell_refused
-from roundgate.tasks.patience import Heartbeat, to_its_end
 from roundgate.tasks.stored import Claimed, Lease
 
 BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
@@ -109,8 +109,6 @@ LATE_S: Final = 0.5
 """The grace in seconds after the turn's own deadline."""
 TICK_S: Final = 0.25
 """The time in seconds between two checks whether to end a handler."""
-UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
-"""The errors of decoding bytes from a later version or another program."""
 
 log = logging.getLogger("roundgate.tasks")
 
@@ -240,12 +238,8 @@ class Turn:
 
     # the run
 
-    def begin(self, task_call: TaskCall, call: Call) -> None:
-        """Make the run of the task's handler without starting it.
-
-        Raises:
-            NotServedHere: the journal cannot be read.
-        """
+    def begin(self, task_call: TaskCall, journal: Journal, call: Call) -> None:
+        """Make the run of the task's handler without starting it."""
         self.task_call = task_call
         if self._record.suspect:
             self._means.metrics.taken_over(self._record.tool)
@@ -253,11 +247,7 @@ class Turn:
             log.warning("a task is taken over", extra={"fields": fields})
         if self._means.trail is not None:
             self._means.trail.turn(task_call.principal, self._record.attempts + 1)
-        try:
-            journal = make_journal(self.claimed, task_call)
-            self.checkpointer = TaskCheckpointer(self._means, self.claimed, call, journal)
-        except UNREADABLE as error:
-            raise NotServedHere("can read its journal") from error
+        self.checkpointer = TaskCheckpointer(self._means, self.claimed, call, journal)
         self.has_begun = True
 
     def request_stop(self) -> None:
@@ -284,8 +274,8 @@ class Turn:
             LeaseLost: this worker no longer holds the task.
             Exception: a fault of the gateway, for instance of the store.
         """
-        if self._is_late:
-            return Failed(self._timeout())
+        if self.checkpointer.error is not None:  # the task is past its time
+            return Failed(self.checkpointer.error)
         context, arguments = Context(self._run), dict(self.task_call.arguments)
 
         async def run_handler() -> HandlerOutcome:
@@ -308,22 +298,12 @@ class Turn:
         return self._outcome(root)
 
     async def _beat(self) -> None:
-        if self._is_late:
-            self.checkpointer.end(self._timeout())
         now_ms = self._clock.monotonic_ms()
         look_s = JOB_LOOK_S if self._record.cleans_up else LOOK_S
         is_time = now_ms - self._last_look_ms >= look_s * 1000
         if is_time:
             self._last_look_ms = now_ms
         await self.checkpointer.attend(look=is_time)
-
-    @property
-    def _is_late(self) -> bool:
-        return self._clock.now_ms() >= self.checkpointer.end_ms and self._means.trust.expires
-
-    def _timeout(self) -> TaskTimeout:
-        limit = self.checkpointer.limit
-        return TaskTimeout(f"The task exceeded the time limit of this server ({limit})")
 
     def _is_given_up(self, root: asyncio.Task[HandlerOutcome]) -> bool:
         """Return whether to abandon the handler, because it was stopped long ago. Cancel it after

@@ -67,7 +67,7 @@ from roundgate.replay import (
 )
 from roundgate.settings import TasksConfig
 from roundgate.storage import RowsOf, TaskRecord, TaskRef
-from roundgate.tasks.call import TaskCall, make_journal
+from roundgate.tasks.call import TaskCall, read_task
 from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.events import (
     Claim,
@@ -78,11 +78,10 @@ from roundgate.tasks.events import (
     PostponeCleanup,
     Sending,
 )
-from roundgate.tasks.lease import Means
+from roundgate.tasks.lease import Means, Patience, to_its_end
 from roundgate.tasks.life import Life
-from roundgate.tasks.patience import Patience, to_its_end
 from roundgate.tasks.stored import Claimed, StoredTasks
-from roundgate.tasks.turn import UNREADABLE, HandlerOutcome, Turn, TurnResult
+from roundgate.tasks.turn import HandlerOutcome, Turn, TurnResult
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
@@ -261,8 +260,9 @@ class Worker:
     ) -> None:
         record = turn.claimed.record
         self._check(record)
-        task_call, view, served = _find_tool(turn.claimed, catalog)
-        turn.begin(task_call, self._call(record, task_call, view, served, deadline))
+        task_call, journal = read_task(turn.claimed)
+        view, served = _find_tool(task_call, catalog)
+        turn.begin(task_call, journal, self._call(record, task_call, view, served, deadline))
         self._turns[turn] = None
         if self._stop_requested:
             turn.request_stop()
@@ -396,9 +396,10 @@ class Worker:
         bounded = self._clock.deadline(most_ms if left_ms is None else min(most_ms, left_ms))
         try:
             with self._catalogs.use() as catalog:
-                task_call, view, served = _find_tool(claimed, catalog)
+                task_call, journal = read_task(claimed)
+                view, served = _find_tool(task_call, catalog)
                 call = self._call(claimed.record, task_call, view, served, bounded, _doubt(claimed))
-                run = Run(call, make_journal(claimed, task_call))
+                run = Run(call, journal)
                 handler = partial(served.call, Context(run), dict(task_call.arguments))
                 return _cleanup_error(await engine.run_handler(handler, run))
         except NotServedHere as needs:
@@ -441,22 +442,15 @@ class Worker:
                 log.error("cannot cancel a job, which continues", extra={"fields": fields})
 
 
-def _find_tool(claimed: Claimed, catalog: Catalog) -> tuple[TaskCall, Catalog, ServedTool]:
-    """Return the call of a task, the catalog of the view in which it was made, and its tool.
-
-    Raises:
-        NotServedHere: the call cannot be read, or the view or the tool no longer exists.
-    """
-    try:
-        task_call = TaskCall.from_bytes(claimed.call)
-    except UNREADABLE as error:
-        raise NotServedHere("can read its call") from error
+def _find_tool(task_call: TaskCall, catalog: Catalog) -> tuple[Catalog, ServedTool]:
+    """Return the catalog of the view in which the call was made, and its tool. Raise NotServedHere
+    if the view or the tool no longer exists."""
     view = catalog.views.get(task_call.view) if task_call.view else catalog
     served = None if view is None else view.tools.get(task_call.tool)
     if view is None or served is None:
         where = f" in the view {task_call.view}" if task_call.view else ""
         raise NotServedHere(f"serves {task_call.tool}{where}")
-    return task_call, view, served
+    return view, served
 
 
 def _doubt(claimed: Claimed) -> Cleanup:

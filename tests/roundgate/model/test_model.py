@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from roundgate.clock import Moment
 from roundgate.protocol.tasks import Event, sources
 from roundgate.storage.sqlite import tasks as sqlite_tasks
 from roundgate.storage.tasks import Mark, TaskRecord, Work
 from roundgate.tasks import events, machine, stored
-from roundgate.tasks.clock_trust import Moment
 from roundgate.tasks.lease import TaskCheckpointer
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep

@@ -30,7 +30,7 @@ from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks import patience
+from roundgate.tasks import lease
 from roundgate.tasks import turn as turns
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.stored import StoredTasks
@@ -659,7 +659,7 @@ def test_a_process_dies_at_any_call_of_a_cleanup(files: Files, takes_keys: bool)
 def test_any_call_of_a_cleanup_times_out_and_may_have_happened_or_not(
     files: Files, takes_keys: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(lease, "PAUSES_S", (0,) * 4)
     at: tuple[int, When] = (8, "before")
     calls = tell(files, Plan(), takes_keys=takes_keys, cancel_at=at)
     for (number, when), _ in product(all_points(calls), (0,)):

@@ -23,7 +23,7 @@ from roundgate.storage.postgres import Database, PostgresTasks
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.tasks import patience, service
+from roundgate.tasks import lease, service
 from roundgate.tasks.stored import StoredTasks
 from tests.support.clocks import FixedClock
 from tests.support.crashes import How, Plan, When
@@ -127,7 +127,7 @@ def test_a_service_delivers_at_any_call(
 def test_any_call_times_out_and_may_have_happened_or_not(
     files: Files, name: str, manner: Manner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(lease, "PAUSES_S", (0,) * 4)
     points = sampled(all_points(tell(files, name, Plan(), manner)))
     for number, when in points:
         how: How = "times out before" if when == "before" else "times out after"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from roundgate.clock import Moment
 from roundgate.errors import Unavailable
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks import patience
-from roundgate.tasks.clock_trust import Moment
+from roundgate.tasks import lease
 from roundgate.tasks.events import Checkpoint, UnderLease
 from roundgate.tasks.lease import LeaseTime
 from roundgate.tasks.stored import Claimed, Lease
@@ -185,7 +185,7 @@ async def test_the_first_of_several_attempts_to_write_a_step_counts_for_the_leas
 ) -> None:
     """The row may have the end that the first attempt gave it: too little is left of
     that for a step to begin."""
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(lease, "PAUSES_S", (0,) * 4)
     left_ms: list[int] = []
 
     async def look() -> None:

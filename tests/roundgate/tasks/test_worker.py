@@ -23,7 +23,7 @@ from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks import events, patience
+from roundgate.tasks import events, lease
 from roundgate.tasks import turn as turns
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import Added, NewTask, NotClaimed
@@ -480,7 +480,7 @@ async def two_steps(ctx: Context) -> list[Any]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without pauses, as many."""
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(lease, "PAUSES_S", (0,) * 4)
 
 
 @pytest.mark.usefixtures("hasty")
