@@ -84,6 +84,7 @@ GATEWAY = (
 )
 WORKER = (
     ACCOUNTS,
+    "app/roundgate/tasks/lease.py",
     "app/roundgate/tasks/sweep.py",
     "app/roundgate/tasks/turn.py",
     "app/roundgate/tasks/worker.py",

@@ -438,7 +438,7 @@ async def sent_and_not_noted(one: House, directory: Path, ref: TaskRef) -> Async
 
     async with house_before(directory, one.told, job=None, works=False) as other:
         worker, aclose = worker_of(other, directory)
-        worker._store.finish = worker._store.checkpoint = stands_still
+        worker._store.write = stands_still
         turn = asyncio.create_task(worker.work(ref))
         while not one.told.requests:  # noqa: ASYNC110 - in another gateway's service
             await asyncio.sleep(0.01)

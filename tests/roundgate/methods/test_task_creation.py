@@ -391,7 +391,7 @@ async def test_without_the_store_nothing_is_promised(tmp_path: Path, name: str) 
 
 @pytest.mark.parametrize(
     ("method", "down"),
-    [("tasks/get", "read"), ("tasks/update", "answer"), ("tasks/cancel", "cancel")],
+    [("tasks/get", "read"), ("tasks/update", "apply"), ("tasks/cancel", "apply")],
 )
 async def test_a_task_that_cannot_be_reached_is_not_said_to_be_unknown(
     tmp_path: Path, method: str, down: str
