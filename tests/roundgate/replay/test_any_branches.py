@@ -15,6 +15,7 @@ import pytest
 from roundgate.errors import NondeterminismError
 from roundgate.replay.engine import Completed, Failed, Outcome
 from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
+from tests.support.long import is_long
 from tests.support.programs import (
     Direct,
     Program,
@@ -25,7 +26,7 @@ from tests.support.programs import (
     program,
 )
 
-EXAMPLES = int(os.environ.get("HANDLERS", "150"))
+EXAMPLES = int(os.environ.get("HANDLERS", "150" if is_long() else "30"))
 FIRST_SEED = int(os.environ.get("HANDLERS_SEED", "1"))
 BATCH = 15
 

@@ -15,9 +15,10 @@ import pytest
 from roundgate.replay.engine import Completed
 from tests.support.limited_programs import LimitedWorld, limited_program
 from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
+from tests.support.long import is_long
 from tests.support.rounds import accept
 
-EXAMPLES = int(os.environ.get("HANDLERS", "150")) // 3
+EXAMPLES = int(os.environ.get("HANDLERS", "150" if is_long() else "30")) // 3
 FIRST_SEED = int(os.environ.get("HANDLERS_SEED", "1"))
 BATCH = 10
 

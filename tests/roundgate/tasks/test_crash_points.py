@@ -184,7 +184,7 @@ def test_a_process_dies_at_any_call_of_dynamodb(
     files: Files, table: Callable[[], StoredTasks], name: str, every: int
 ) -> None:
     tell(files, name, plan := Plan(), store=table)
-    points = sampled(points_of(plan.calls)[::every])
+    points = sampled(points_of(plan.calls)[::every], 23)
 
     def one(point: tuple[int, When]) -> Any:
         return tell(files, name, Plan(dict([point])), store=table)
@@ -199,7 +199,7 @@ def test_a_cancel_comes_at_any_call_of_dynamodb_and_the_process_dies_there_too(
     files: Files, table: Callable[[], StoredTasks], name: str
 ) -> None:
     tell(files, name, plan := Plan(), store=table)
-    points = sampled(points_of(plan.calls))
+    points = sampled(points_of(plan.calls), 23)
 
     def one(point: tuple[int, When]) -> Any:
         return tell(files, name, Plan(dict([point])), store=table, cancel_at=point)
@@ -223,7 +223,7 @@ def test_a_process_dies_at_any_call_of_postgresql(
         )
 
     one(plan := Plan())
-    points = sampled(points_of(plan.calls))
+    points = sampled(points_of(plan.calls), 23)
     for point in points:
         one(Plan(dict([point])))
     report(len(points))
