@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from roundgate import storage
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
 from roundgate.errors import ConfigError
@@ -51,9 +50,6 @@ def test_replicas_on_postgresql_need_a_shared_key() -> None:
 
 
 def test_postgresql_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(storage, "postgres", raising=False)
-    for name in [name for name in sys.modules if name.startswith("roundgate.storage.postgres")]:
-        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     with pytest.raises(ConfigError, match=r"pip install 'roundgate\[postgres\]'"):
         make_stores(POSTGRESQL, Clock())

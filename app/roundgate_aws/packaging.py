@@ -35,6 +35,7 @@ from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 from roundgate.runtime import checks
 from roundgate.settings import yaml_file
+from roundgate.settings.stores import STORES
 from roundgate_aws import contents, literals, locking, machine
 from roundgate_aws.contents import Contents, imported, in_src
 from roundgate_aws.locking import Lock, Requirements, name_of
@@ -233,6 +234,7 @@ def _requirements(wheel: Path) -> Iterable[str]:
 def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
     """Add the modules of roundgate that the packed files and the back ends can import."""
     entries = {*function.entries, *contents.imports_of_packed(staging)}
+    entries.update(kind.module for kind in STORES)
     for backend in planned.file.backends:
         entries.update((*contents.modules_of_kind(backend), *backend.packed_modules))
     for file in contents.reachable(entries):

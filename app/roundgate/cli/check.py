@@ -23,7 +23,7 @@ from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.protocol.apps import page_uris
 from roundgate.runtime import checks, loading
 from roundgate.runtime.effective_policy import override_of
-from roundgate.runtime.startup import EXTRA_MISSING, require_one_host
+from roundgate.runtime.startup import require_one_host
 from roundgate.settings import AuthorizerConfig, Origin, Settings
 from roundgate.settings import process as settings
 from roundgate.tokens import keys
@@ -415,12 +415,11 @@ def _environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
 
 def _stores_and_keys(using: Settings) -> Iterator[Problem]:
     yield from _collect_problems(lambda: _check_keys(using))
-    if using.is_store_local:
+    if using.store_kind.is_file:
         yield from _sqlite(using.sqlite_path)
-    if using.postgresql_url is not None and find_spec("asyncpg") is None:
-        yield EXTRA_MISSING
+    if problem := using.store_kind.missing():
+        yield problem
     at_aws = {
-        "GATEWAY_STORE": using.dynamodb_table,
         "GATEWAY_QUEUE": using.sqs_url,
         "GATEWAY_STATE_KEYS_SECRET": using.state_keys_secret,
         "GATEWAY_STATE_KEYS_KMS": using.state_keys_kms,

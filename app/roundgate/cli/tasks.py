@@ -191,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
     clock = Clock()
     file = configuration_file(arguments.config)
     using = settings.from_environment({**os.environ, "GATEWAY_CONFIG": str(file)})
-    if using.is_store_local and not using.sqlite_path.exists():
+    if using.store_kind.is_file and not using.sqlite_path.exists():
         say(
             f"there is no store at {using.sqlite_path}: set GATEWAY_STORE to the gateway's store,"
             " or pass its gateway.yaml with --config",
@@ -215,7 +215,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _configuration(using: Settings, action: str) -> ConfigFile | None:
     """Return the gateway.yaml, if the action needs it and it can be read. A search reads every shard
     of the DynamoDB index, acts are recorded in the audit log, and `show` may show values."""
-    has_shards = using.dynamodb_table is not None
+    has_shards = using.store_kind.has_shards
     if not using.config.is_file() or not (has_shards or action in (*ACTIONS, "show")):
         return None
     file = config.inspect(using.config, placeholder=PLACEHOLDER).file

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from msgspec import Struct, field
 
@@ -28,8 +29,9 @@ from roundgate.observability.timing import timed
 from roundgate.runtime import checks, loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
-from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue, TaskStore
+from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue
 from roundgate.storage.accounts import CountedRows
+from roundgate.storage.opening import Opening, Ports
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventTokens, Key, KeyRing, keys
 
@@ -48,15 +50,6 @@ STALL_PART: Final = 0.6
 process."""
 LETTING_GO_PART: Final = 0.6
 """The part of the remaining lease that the watchdog may use to release the tasks."""
-
-
-EXTRA_MISSING: Final = Problem(
-    "environment",
-    "GATEWAY_STORE",
-    "needs the extra postgres, which is not installed",
-    "pip install 'roundgate[postgres]'",
-)
-"""The problem of a store in PostgreSQL without its driver."""
 
 
 Prepares: TypeAlias = Sequence[Callable[[], None]]
@@ -362,12 +355,11 @@ def make_stores(
     """
     _check_queue(using)
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
-    if using.postgresql_url is not None:
-        ports = _in_postgresql(using.postgresql_url, using, clock, queue)
-    elif using.dynamodb_table is not None:
-        ports = _in_dynamodb(using.dynamodb_table, using, clock, shards, queue)
-    else:
-        ports = _in_sqlite(using, clock, queue)
+    kind = using.store_kind
+    if problem := kind.missing():
+        raise ConfigError([problem])
+    opening = Opening(using.store, using.sqlite_path, clock, using.store_connections, shards, queue)
+    ports: Ports = import_module(kind.module).open_store(opening)
     sessions, task_queue = timed(ports.sessions, "sessions"), timed(ports.queue, "queue")
     accounts = None if most_stored is None else Accounts(sessions, clock, most_stored)
     metrics = Metrics(using.on_function, clock)
@@ -386,79 +378,11 @@ def make_stores(
     )
 
 
-class _Ports(NamedTuple):
-    """The implementations of the stores, with the members of `Stores` of the same names."""
-
-    tasks: TaskStore
-    queue: TaskQueue
-    sessions: SessionStore
-    prepares: Prepares = ()
-    clock_skew_s: float = 5.0
-    trouble: Callable[[], str | None] = lambda: None
-    id: Callable[[], str | None] = lambda: None
-
-
 def _check_queue(using: Settings) -> None:
-    if using.on_lambda and using.sqs_url is None and not using.is_store_local:
+    if using.on_lambda and using.sqs_url is None and not using.store_kind.is_file:
         remedy = "set it to sqs:// and the URL of the queue"
         message = "is local, which the functions of AWS Lambda do not share"
         raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
-
-
-def _in_dynamodb(
-    name: str, using: Settings, clock: Clock, shards: int, queue: TaskQueue | None
-) -> _Ports:
-    from roundgate.storage.dynamodb import CONFIG, DynamoDbSessions, DynamoDbTasks, Table
-
-    table = Table(name, lambda: aws.client("dynamodb", **CONFIG), clock)
-    if queue is None:
-        from roundgate.storage.sqlite import Database, SqliteQueue
-
-        queue = SqliteQueue(Database(using.sqlite_path), clock)
-    return _Ports(
-        DynamoDbTasks(table, shards),
-        queue,
-        DynamoDbSessions(table, clock),
-        [table.prepare],
-        clock_skew_s=60.0,  # processes on different machines have different clocks
-    )
-
-
-def _in_postgresql(url: str, using: Settings, clock: Clock, queue: TaskQueue | None) -> _Ports:
-    try:
-        from roundgate.storage import postgres
-    except ModuleNotFoundError:
-        raise ConfigError([EXTRA_MISSING]) from None
-    database = postgres.Database(url, using.store_connections)
-    return _Ports(
-        postgres.PostgresTasks(database),
-        queue or postgres.PostgresQueue(database, clock),
-        postgres.PostgresSessions(database, clock),
-        clock_skew_s=60.0,  # processes on different machines have different clocks
-        trouble=database.trouble,
-        id=lambda: database.id,
-    )
-
-
-def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None) -> _Ports:
-    from roundgate.storage.sqlite import (
-        Database,
-        SqliteQueue,
-        SqliteSessions,
-        SqliteTasks,
-        other_version,
-    )
-
-    if reason := other_version(using.sqlite_path):
-        raise ConfigError([Problem("environment", "GATEWAY_STORE", reason, "name another file")])
-    database = Database(using.sqlite_path)
-    return _Ports(
-        SqliteTasks(database),
-        queue or SqliteQueue(database, clock),
-        SqliteSessions(database, clock),
-        trouble=database.trouble,
-        id=lambda: database.id,
-    )
 
 
 def _at_sqs(url: str) -> SqsQueue:
@@ -496,7 +420,7 @@ def require_one_host(using: Settings) -> None:
     Raises:
         ConfigError: replicas may run on several hosts.
     """
-    if using.on_lambda or using.postgresql_url is not None:
+    if using.on_lambda or using.store_kind.needs_keys:
         remedy = (
             "make a key with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or "
             "…_KMS for every replica"

@@ -16,13 +16,12 @@ from urllib.parse import urlsplit
 from roundgate.errors import ConfigError, Problem
 from roundgate.net.addresses import host_of
 from roundgate.settings.files import read_regular
+from roundgate.settings.stores import STORES, StoreKind, kind_of
 
 Mode: TypeAlias = Literal["auto", "on", "off"]
 LogFormat: TypeAlias = Literal["auto", "text", "json"]
 
 SQLITE: Final = "sqlite:///"
-DYNAMODB: Final = "dynamodb://"
-POSTGRESQL: Final = ("postgresql://", "postgres://")
 SQS: Final = "sqs://"
 DEFAULT_STORE: Final = "sqlite:///.roundgate/gateway.sqlite3"
 _SWITCH: Final = ("false", "true")
@@ -40,15 +39,11 @@ _CHOICES: Final[Mapping[str, Sequence[str]]] = {
     "allow_anonymous": _SWITCH,
     "reload": _SWITCH,
 }
-_HOST: Final = r"(?:[\w.%-]*|\[[\dA-Fa-f:]+\])(?::\d+)?"
-_POSTGRESQL: Final = rf"postgres(?:ql)?://(?:[^@:/?#\s]+(?::[^@:/?#\s]*)?@)?{_HOST}(?:,{_HOST})*/[^@/?#\s]+(?:\?[^#\s]*)?"
-"""The pattern of a URL that libpq accepts. A driver's error about another URL could quote a part of
-the password."""
 _PATTERNS: Final = {
     "store": (
-        rf"sqlite:///.+|dynamodb://[A-Za-z0-9_.-]{{3,255}}|{_POSTGRESQL}",
+        "|".join(kind.pattern for kind in STORES),
         "is not a supported store",
-        "use sqlite:///path, postgresql://user:password@host:5432/database or dynamodb://table; in a user or "
+        f"use {' or '.join(kind.example for kind in STORES)}; in a user or "
         "password write @ : / ? # % as %40 %3A %2F %3F %23 %25",
     ),
     "store_connections": (r"[1-9]\d{0,3}", "is not a number of connections", "use 1 to 9999"),
@@ -127,29 +122,22 @@ class Settings:
         return "GATEWAY_STATE_KEYS" if file is None else f"GATEWAY_STATE_KEYS_FILE={file}"
 
     @property
+    def store_kind(self) -> StoreKind:
+        """The kind of the store."""
+        kind = kind_of(self.store)
+        assert kind is not None, "`from_environment` checks the text"
+        return kind
+
+    @property
     def sqlite_path(self) -> Path:
-        """The SQLite file, relative to the folder of gateway.yaml; meaningless with PostgreSQL.
-        With a DynamoDB table, the file for the local queue and keys, named after the table."""
-        table = self.dynamodb_table
+        """The SQLite file, relative to the folder of gateway.yaml. With another store, the file for
+        a local queue and keys, named after the table or database."""
         name = self.store.removeprefix(SQLITE)
-        if table is not None:
+        if not self.store_kind.is_file:
+            parts = urlsplit(self.store)
+            table = parts.path.rpartition("/")[2] or parts.netloc
             name = str(Path(DEFAULT_STORE.removeprefix(SQLITE)).with_name(f"{table}.sqlite3"))
         return self.config.resolve().parent / name
-
-    @property
-    def dynamodb_table(self) -> str | None:
-        """The name of the DynamoDB table in `store`, or `None`."""
-        return self.store.removeprefix(DYNAMODB) if self.store.startswith(DYNAMODB) else None
-
-    @property
-    def is_store_local(self) -> bool:
-        """Whether the store is a SQLite file."""
-        return self.store.startswith(SQLITE)
-
-    @property
-    def postgresql_url(self) -> str | None:
-        """The URL of the PostgreSQL database in `store`, or `None`. It may have a password."""
-        return self.store if self.store.startswith(POSTGRESQL) else None
 
     @property
     def names_state_keys(self) -> bool:

@@ -228,8 +228,8 @@ def test_a_value_that_cannot_be_says_what_can(name: str, value: str, said: str) 
 )
 def test_a_postgresql_url_is_taken_as_libpq_takes_it(url: str) -> None:
     using = from_environment({"GATEWAY_STORE": url, "GATEWAY_STORE_CONNECTIONS": "7"})
-    assert (using.postgresql_url, using.store_connections) == (url, 7)
-    assert (using.dynamodb_table, using.is_store_local) == (None, False)
+    assert (using.store, using.store_connections) == (url, 7)
+    assert using.store_kind.module == "roundgate.storage.postgres"
 
 
 def test_the_password_of_a_store_is_shown_by_no_problem_and_no_repr() -> None:
@@ -418,7 +418,7 @@ def test_secrets_may_be_in_files_which_come_first(tmp_path: Path) -> None:
     }
     using = from_environment(files)
     assert using.state_keys == "abc,def"
-    assert using.postgresql_url == "postgresql://user:s3cr3t@host/db"
+    assert using.store == "postgresql://user:s3cr3t@host/db"
     assert from_environment(files | {"GATEWAY_STORE": "sqlite:////a/b"}) == using
     assert "s3cr3t" not in repr(using)
 

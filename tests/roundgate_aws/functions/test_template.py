@@ -52,7 +52,7 @@ def test_the_table_is_the_one_that_the_store_knows(template: Template) -> None:
 def test_the_environment_of_a_function_is_one_that_it_takes(template: Template, name: str) -> None:
     function = template.function(name)
     using = from_environment({**function.environment, "AWS_LAMBDA_FUNCTION_NAME": name})
-    assert using.dynamodb_table == "tasks"
+    assert using.store == "dynamodb://tasks"
     assert using.sqs_url == KNOWN["Queue"]
     assert str(using.config) == "gateway.json"
     unknown = [

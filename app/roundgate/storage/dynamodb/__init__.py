@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roundgate import aws
 from roundgate.storage.dynamodb.root_items import SHARDS as SHARDS
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions as DynamoDbSessions
 from roundgate.storage.dynamodb.table import BATCH as BATCH
@@ -9,3 +10,22 @@ from roundgate.storage.dynamodb.table import CONFIG as CONFIG
 from roundgate.storage.dynamodb.table import Table as Table
 from roundgate.storage.dynamodb.table import create_table as create_table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks as DynamoDbTasks
+from roundgate.storage.opening import Opening, Ports
+
+
+def open_store(opening: Opening) -> Ports:
+    """Return the parts of a store. A local queue is in a SQLite file on this machine."""
+    name = opening.text.removeprefix("dynamodb://")
+    table = Table(name, lambda: aws.client("dynamodb", **CONFIG), opening.clock)
+    queue = opening.queue
+    if queue is None:
+        from roundgate.storage.sqlite import Database, SqliteQueue
+
+        queue = SqliteQueue(Database(opening.file), opening.clock)
+    return Ports(
+        DynamoDbTasks(table, opening.shards),
+        queue,
+        DynamoDbSessions(table, opening.clock),
+        [table.prepare],
+        clock_skew_s=60.0,  # processes on different machines have different clocks
+    )

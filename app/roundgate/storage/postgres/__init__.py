@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from roundgate.storage.opening import Opening, Ports
 from roundgate.storage.postgres.database import Database as Database
 from roundgate.storage.postgres.queue import PostgresQueue as PostgresQueue
 from roundgate.storage.postgres.sessions import PostgresSessions as PostgresSessions
 from roundgate.storage.postgres.tasks import PostgresTasks as PostgresTasks
+
+
+def open_store(opening: Opening) -> Ports:
+    """Return the parts of a store."""
+    database = Database(opening.text, opening.connections)
+    return Ports(
+        PostgresTasks(database),
+        opening.queue or PostgresQueue(database, opening.clock),
+        PostgresSessions(database, opening.clock),
+        clock_skew_s=60.0,  # processes on different machines have different clocks
+        trouble=database.trouble,
+        id=lambda: database.id,
+    )

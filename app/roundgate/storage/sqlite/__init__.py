@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from roundgate.errors import ConfigError, Problem
+from roundgate.storage.opening import Opening, Ports
 from roundgate.storage.sqlite.database import Database as Database
 from roundgate.storage.sqlite.database import connect_in_memory as connect_in_memory
 from roundgate.storage.sqlite.database import other_version as other_version
@@ -9,3 +11,21 @@ from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions as SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks as SqliteTasks
 from roundgate.storage.sqlite.writing import transacted as transacted
+
+
+def open_store(opening: Opening) -> Ports:
+    """Return the parts of a store.
+
+    Raises:
+        ConfigError: this version cannot use the file.
+    """
+    if reason := other_version(opening.file):
+        raise ConfigError([Problem("environment", "GATEWAY_STORE", reason, "name another file")])
+    database = Database(opening.file)
+    return Ports(
+        SqliteTasks(database),
+        opening.queue or SqliteQueue(database, opening.clock),
+        SqliteSessions(database, opening.clock),
+        trouble=database.trouble,
+        id=lambda: database.id,
+    )
