@@ -37,7 +37,7 @@ from roundgate.http.arrival import LARGE_BODY, STATE, Request
 from roundgate.http.exchange import error_headers
 from roundgate.http.room import Stage, connection_to_close
 from roundgate.http.unread import UnreadAnswers
-from roundgate.net.client_address import client_address
+from roundgate.net.addresses import client_address
 from roundgate.protocol import NEWEST
 from roundgate.settings import HttpConfig
 

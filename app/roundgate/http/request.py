@@ -59,8 +59,7 @@ from roundgate.http.exchange import (
 )
 from roundgate.http.protected import ProtectedResource
 from roundgate.http.routes import HEALTH, OLD_TRANSPORT, READINESS
-from roundgate.net.addresses import canonical_host, canonical_origin, host_of
-from roundgate.net.client_address import client_address
+from roundgate.net.addresses import canonical_host, canonical_origin, client_address, host_of
 from roundgate.protocol import NEWEST, Headers, jsonrpc, may_be_older
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.tasks.external import is_event_path

@@ -36,7 +36,7 @@ from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.errors import RateExceeded
 from roundgate.methods.rounds import Reply, RequestContext, Response
-from roundgate.net.client_address import client_address
+from roundgate.net.addresses import client_address
 from roundgate.observability.metrics import Metrics
 from roundgate.protocol import CallToolParams, ListParams, Params
 from roundgate.settings import CallLimits, RateConfig

@@ -1,4 +1,5 @@
-"""Hosts of URLs, in the form in which a resolver reads them, and of Host headers.
+"""Hosts of URLs, in the form in which a resolver reads them, and of Host headers; the address that
+counts as one client.
 
 `2130706433`, `0x7f.1`, `127.1`, `[::ffff:127.0.0.1]` and `localhost.` all name this machine.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 import socket
 import unicodedata
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
@@ -112,3 +114,18 @@ def _within(address: IPv6Address) -> Address:
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or address
+
+
+@lru_cache(maxsize=1_024)
+def client_address(host: str) -> str:
+    """Return the address that counts as one client: an IPv4 address, or the /64 of an IPv6 address,
+    which providers assign to one customer. The path of a Unix socket is returned unchanged."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return host
+    if address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(IPv6Address(int(address) >> 64 << 64))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.http.room import Stage, connection_to_close
-from roundgate.net.client_address import client_address
+from roundgate.net.addresses import client_address
 
 NOW = 100.0
 
