@@ -29,8 +29,8 @@ def test_a_table_and_a_local_queue_have_nothing_in_common_on_lambda(tmp_path: Pa
 def test_what_is_made_ahead_of_calls_is_what_is_at_aws(tmp_path: Path) -> None:
     local = Settings(tmp_path / "gateway.yaml")
     both = Settings(store="dynamodb://tasks", queue="sqs://sqs.example/1/tasks")
-    assert len(make_stores(local, Clock()).prepares) == 0
-    assert len(make_stores(both, Clock()).prepares) == 2
+    assert len(make_stores(local, Clock()).facts.prepares) == 0
+    assert len(make_stores(both, Clock()).facts.prepares) == 2
 
 
 POSTGRESQL = Settings(store="postgresql://gateway:s3cr3t@db.invalid/gateway")
@@ -40,7 +40,8 @@ def test_a_store_in_postgresql_is_made_without_connecting() -> None:
     stores = make_stores(POSTGRESQL, Clock())
     assert stores.again is not None
     assert (stores.tasks.store.shards, stores.again().store.shards) == (8, 8)
-    assert (stores.id(), stores.trouble(), len(stores.prepares)) == (None, None, 0)
+    facts = stores.facts
+    assert (facts.id(), facts.trouble(), len(facts.prepares)) == (None, None, 0)
 
 
 def test_replicas_on_postgresql_need_a_shared_key() -> None:

@@ -173,7 +173,7 @@ def _read_health(replica: Replica) -> Health:
         status="degraded" if troubles else "ok",
         name=server.name,
         version=server.version,
-        store=replica.core.stores.id(),
+        store=replica.core.stores.facts.id(),
         missing=list(replica.core.serving.catalog.missing) or None,
         upstreams=[_read_upstream(state) for state in replica.core.serving.now.servers()] or None,
         troubles=troubles or None,

@@ -35,7 +35,7 @@ from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 from roundgate.runtime import checks
 from roundgate.settings import yaml_file
-from roundgate.settings.stores import STORES
+from roundgate.settings.process import STORES
 from roundgate_aws import contents, literals, locking, machine
 from roundgate_aws.contents import Contents, imported, in_src
 from roundgate_aws.locking import Lock, Requirements, name_of

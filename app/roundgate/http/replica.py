@@ -146,7 +146,7 @@ class Replica:
         without querying a store."""
         trail = self.core.trail
         troubles = (
-            self.core.stores.trouble(),
+            self.core.stores.facts.trouble(),
             None if self._pool is None else self._pool.trouble,
             None if trail is None else trail.trouble,
         )

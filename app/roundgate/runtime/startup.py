@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from roundgate import aws, config
 from roundgate import observability as logs
@@ -31,7 +32,7 @@ from roundgate.settings import Settings
 from roundgate.settings import process as settings
 from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue
 from roundgate.storage.accounts import CountedRows
-from roundgate.storage.opening import Opening, Ports
+from roundgate.storage.opening import Opening, Ports, StoreFacts
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventTokens, Key, KeyRing, keys
 
@@ -52,10 +53,6 @@ LETTING_GO_PART: Final = 0.6
 """The part of the remaining lease that the watchdog may use to release the tasks."""
 
 
-Prepares: TypeAlias = Sequence[Callable[[], None]]
-"""Functions that make AWS clients before the first call needs them."""
-
-
 class Stores(Struct, frozen=True):
     """The stores that cooperating processes share."""
 
@@ -64,19 +61,11 @@ class Stores(Struct, frozen=True):
     sessions: SessionStore
     """The session rows of the gateway itself, without an owner; `Core.rows_of` returns the rows of
     callers."""
-    prepares: Prepares = ()
     again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
     metrics: Metrics = field(default_factory=Metrics)
     """Counts the operations of this process on tasks."""
-    clock_skew_s: float = 5.0
-    """The assumed maximum difference of clocks in seconds, unless the configuration sets one."""
-    trouble: Callable[[], str | None] = lambda: None
-    """Returns why the store cannot be used, or `None`, without a call of the store."""
-    id: Callable[[], str | None] = lambda: None
-    """Returns the id of the SQLite file or PostgreSQL database, which its processes share; `None`
-    before it is opened, and for DynamoDB."""
-
+    facts: StoreFacts = StoreFacts()
     accounts: Accounts | None = None
     """Counts the stored bytes of each caller; `None` without a limit."""
 
@@ -91,7 +80,7 @@ class Stores(Struct, frozen=True):
         Raises:
             ConfigError: no region is set.
         """
-        for prepare in self.prepares:
+        for prepare in self.facts.prepares:
             prepare()
 
 
@@ -133,7 +122,7 @@ class Core(Struct, frozen=True):
         """Return the `ClockTrust` that decides whether this process may act by its clock."""
         from roundgate.tasks.clock_trust import ClockTrust
 
-        skew_ms = config.tasks.skew_ms(self.stores.clock_skew_s)
+        skew_ms = config.tasks.skew_ms(self.stores.facts.clock_skew_s)
         return ClockTrust(clock, int(config.tasks.lease_s * 1000), skew_ms)
 
     def worker(
@@ -149,7 +138,7 @@ class Core(Struct, frozen=True):
             clock,
             config.tasks,
             publish,
-            skew_s=stores.clock_skew_s,
+            skew_s=stores.facts.clock_skew_s,
             tracing=tracing.set_up(),
             metrics=stores.metrics,
             texts=lambda view: self.texts(config, clock, view),
@@ -171,7 +160,7 @@ class Core(Struct, frozen=True):
         """Return the sweep, which finds due tasks that no worker has claimed."""
         from roundgate.tasks.sweep import Sweep
 
-        stores, skew_s = self.stores, self.stores.clock_skew_s
+        stores, skew_s = self.stores, self.stores.facts.clock_skew_s
         return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=skew_s, trust=trust)
 
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
@@ -364,16 +353,16 @@ def make_stores(
     accounts = None if most_stored is None else Accounts(sessions, clock, most_stored)
     metrics = Metrics(using.on_function, clock)
     tasks = StoredTasks(timed(ports.tasks, "tasks"), task_queue, metrics, accounts, trail)
+    facts = ports.facts
+    if queue is not None:
+        facts = replace(facts, prepares=[*facts.prepares, queue.prepare])
     return Stores(
         tasks,
         task_queue,
         sessions,
-        ports.prepares if queue is None else [*ports.prepares, queue.prepare],
         again=lambda: make_stores(using, clock, shards).tasks,
         metrics=metrics,
-        clock_skew_s=ports.clock_skew_s,
-        trouble=ports.trouble,
-        id=ports.id,
+        facts=facts,
         accounts=accounts,
     )
 

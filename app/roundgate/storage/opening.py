@@ -1,4 +1,4 @@
-"""What a kind of store gets to open its parts, and what it returns (`settings.stores.STORES`)."""
+"""What a kind of store gets to open its parts, and what it returns (`settings.process.STORES`)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,9 @@ class Opening(Struct, frozen=True):
     """The queue that GATEWAY_QUEUE names; `None` for the store's own."""
 
 
-class Ports(NamedTuple):
-    """The parts of a store. Nothing is connected before its first use."""
+class StoreFacts(Struct, frozen=True):
+    """What a process knows of its store."""
 
-    tasks: TaskStore
-    queue: TaskQueue
-    sessions: SessionStore
     prepares: Sequence[Callable[[], None]] = ()
     """Functions that make AWS clients before the first call needs them."""
     clock_skew_s: float = 5.0
@@ -43,3 +40,12 @@ class Ports(NamedTuple):
     id: Callable[[], str | None] = lambda: None
     """Returns the id of the SQLite file or PostgreSQL database, which its processes share; `None`
     before it is opened, and for DynamoDB."""
+
+
+class Ports(NamedTuple):
+    """The parts of a store. Nothing is connected before its first use."""
+
+    tasks: TaskStore
+    queue: TaskQueue
+    sessions: SessionStore
+    facts: StoreFacts

@@ -10,7 +10,7 @@ from roundgate.storage.dynamodb.table import CONFIG as CONFIG
 from roundgate.storage.dynamodb.table import Table as Table
 from roundgate.storage.dynamodb.table import create_table as create_table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks as DynamoDbTasks
-from roundgate.storage.opening import Opening, Ports
+from roundgate.storage.opening import Opening, Ports, StoreFacts
 
 
 def open_store(opening: Opening) -> Ports:
@@ -26,6 +26,5 @@ def open_store(opening: Opening) -> Ports:
         DynamoDbTasks(table, opening.shards),
         queue,
         DynamoDbSessions(table, opening.clock),
-        [table.prepare],
-        clock_skew_s=60.0,  # processes on different machines have different clocks
+        StoreFacts([table.prepare], clock_skew_s=60.0),  # machines have clocks of their own
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roundgate.storage.opening import Opening, Ports
+from roundgate.storage.opening import Opening, Ports, StoreFacts
 from roundgate.storage.postgres.database import Database as Database
 from roundgate.storage.postgres.queue import PostgresQueue as PostgresQueue
 from roundgate.storage.postgres.sessions import PostgresSessions as PostgresSessions
@@ -16,7 +16,5 @@ def open_store(opening: Opening) -> Ports:
         PostgresTasks(database),
         opening.queue or PostgresQueue(database, opening.clock),
         PostgresSessions(database, opening.clock),
-        clock_skew_s=60.0,  # processes on different machines have different clocks
-        trouble=database.trouble,
-        id=lambda: database.id,
+        StoreFacts(clock_skew_s=60.0, trouble=database.trouble, id=lambda: database.id),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundgate.errors import ConfigError, Problem
-from roundgate.storage.opening import Opening, Ports
+from roundgate.storage.opening import Opening, Ports, StoreFacts
 from roundgate.storage.sqlite.database import Database as Database
 from roundgate.storage.sqlite.database import connect_in_memory as connect_in_memory
 from roundgate.storage.sqlite.database import other_version as other_version
@@ -26,6 +26,5 @@ def open_store(opening: Opening) -> Ports:
         SqliteTasks(database),
         opening.queue or SqliteQueue(database, opening.clock),
         SqliteSessions(database, opening.clock),
-        trouble=database.trouble,
-        id=lambda: database.id,
+        StoreFacts(trouble=database.trouble, id=lambda: database.id),
     )
