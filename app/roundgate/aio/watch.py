@@ -34,6 +34,8 @@ class TaskWatch:
         """The end of the time limit, in seconds on the event loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = False
+        self._cancelling = 0
+        """The number of cancellations of the task before the time limit began."""
 
     def __enter__(self) -> Self:
         self._ticker = ticker()
@@ -53,12 +55,18 @@ class TaskWatch:
             self._timer = loop.call_at(self._due, self._expire)
         self._watcher = loop.create_task(self._watch())
 
+    @property
+    def is_of_this_task(self) -> bool:
+        """Whether the current task runs the block."""
+        return self._watched is asyncio.current_task()
+
     def limit(self, limit_s: float) -> None:
         """Cancel the block after `limit_s` seconds, unless `end_limit` is called before. A block has
         one limit at a time."""
         loop = asyncio.get_running_loop()
         self._due = loop.time() + limit_s
-        if self._watcher is not None or limit_s < SOON_S:
+        self._cancelling = 0 if self._watched is None else self._watched.cancelling()
+        if self._ticker is None or self._watcher is not None or limit_s < SOON_S:
             self._timer = loop.call_at(self._due, self._expire)
 
     def end_limit(self) -> bool:
@@ -71,7 +79,7 @@ class TaskWatch:
         if not self._is_late or self._watched is None:
             return False
         self._is_late = False
-        return self._watched.uncancel() == 0
+        return self._watched.uncancel() <= self._cancelling
 
     def _expire(self) -> None:
         if self._watched is not None:

@@ -316,6 +316,7 @@ class Calls(Struct, frozen=True, kw_only=True):
             principal=context.principal,
             meta=context.inbound.meta,
             deadline=context.deadline,
+            watch=context.watch,
             notify=context.notify,
             page_done=context.page_done,
             publish=self.publish,

@@ -116,7 +116,7 @@ class ToolMethods:
         """Run a call that cannot suspend."""
         outcome = await run_direct(call, context)
         if isinstance(outcome, Completed) and isinstance(outcome.value, ToolResult):
-            if (room := ROOM.get()) is None or room.is_idle:
+            if _has_room():
                 return self._results.tool(outcome.value)
             return await self._in_room(outcome.value, served)
         return self._ended(outcome, served, context.principal)
@@ -171,7 +171,7 @@ class ToolMethods:
         outcome = await self._calls.run_or_defer(round_, call, handler)
         match outcome:
             case Completed(ToolResult() as result) if served.tool.task != "required":
-                if served.tool.once:  # its outcome is stored first
+                if served.tool.once or _has_room():  # the outcome of `once` is stored first
                     return self._results.tool(result)
                 return await self._in_room(result, served)
         return await self._answer(outcome, served, round_, call)
@@ -327,6 +327,12 @@ class ToolMethods:
             extra={"fields": fields},
         )
         return self._results.input_required(await self._calls.in_doubt(round_, call, journal, end))
+
+
+def _has_room() -> bool:
+    """Return whether no answer waits to be read."""
+    room = ROOM.get()
+    return room is None or room.is_idle
 
 
 def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:

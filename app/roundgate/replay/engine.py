@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from roundgate.aio import InOwnContext
+from roundgate.aio import InOwnContext, TaskWatch
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
 from roundgate.replay.branches import inside
@@ -90,23 +90,26 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
     number_tasks(asyncio.get_running_loop())
     remaining_ms = run.call.deadline.remaining_ms()
     limit_s = None if remaining_ms is None else remaining_ms / 1000
-    limit = asyncio.timeout(limit_s)
+    watch = run.call.watch
+    if watch is None or not watch.is_of_this_task:
+        watch = TaskWatch()
+    if limit_s is not None:
+        watch.limit(limit_s)
     outcome: Outcome[T]
     try:
         with inside(run.root):
             try:
-                async with limit:
-                    value = await (
-                        _driven(handler, run)
-                        if run.call.task_id is None
-                        else _in_its_own_task(handler, run)
-                    )
+                value = await (
+                    _driven(handler, run)
+                    if run.call.task_id is None
+                    else _in_its_own_task(handler, run)
+                )
+                watch.end_limit()
                 # a handler that swallows the suspension must not return a result that skipped a
                 # question
                 outcome = Completed(value) if run.stopped is None else _suspended(run)
             except BaseException as error:
-                late_s = limit_s if limit.expired() else None
-                outcome = _ended_by(error, run, late_s)
+                outcome = _ended_by(error, run, limit_s if watch.end_limit() else None)
             WATCH.get().run_ended(run)
             if _shows_what_is_gone(run, outcome):
                 _warn_of_unasked(run)
@@ -152,10 +155,10 @@ def _ended_by(
     match error:
         case Suspend():
             return _suspended(run)
+        case asyncio.CancelledError() if late_s is not None:
+            return Failed(call_timeout(late_s))
         case asyncio.CancelledError() if _was_enforced(run):
             return _suspended(run)
-        case TimeoutError() if late_s is not None:
-            return Failed(call_timeout(late_s))
     return _failed(failure_of(error), run)
 
 

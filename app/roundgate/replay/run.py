@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from roundgate.aio import Threads
+from roundgate.aio import TaskWatch, Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import Suspend
@@ -182,6 +182,9 @@ class Call(Struct, frozen=True, kw_only=True, eq=False):
     """The request's `_meta`; in a task, the `_meta` of the request that became the task."""
     deadline: Deadline
     """The end of this round, or of this turn of a worker."""
+    watch: TaskWatch | None = None
+    """The watch over the request, which cancels the call at its deadline; a run in another task has
+    a watch of its own."""
     notify: Notify | None = None
     page_done: PageDone | None = None
     publish: Publish = publish_nowhere
