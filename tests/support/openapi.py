@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roundgate import config
-from roundgate.backends.http.plan import Plan
+from roundgate.backends.http.plan import RequestPlan
 from roundgate.backends.openapi.compiling import compile_index
 from roundgate.backends.openapi.index import Index, Row
 from roundgate.config import ConfigFile
@@ -54,7 +54,7 @@ class Compiled:
     def __init__(self, index: Index, name: str = "op") -> None:
         self.index = index
         self.row: Row = next(row for row in index.rows if row.name == name)
-        self.plan: Plan = index.plan(self.row)
+        self.plan: RequestPlan = index.plan(self.row)
         self.definition: dict[str, Any] = dict(index.definition(self.row, {}))
 
     @property

@@ -63,7 +63,7 @@ class SecretStore(Protocol):
         """Close the connections."""
 
 
-class Files:
+class SecretFiles:
     """The file system as a `SecretStore`."""
 
     async def read(self, name: str) -> str:
@@ -153,7 +153,9 @@ class Secrets:
     ) -> None:
         self._clock = clock or Clock()
         stores = {name: AtAws(store) for name, store in STORES_AT_AWS.items()}
-        self._stores: Mapping[str, SecretStore] = {**stores, "file": Files()} if at is None else at
+        self._stores: Mapping[str, SecretStore] = (
+            {**stores, "file": SecretFiles()} if at is None else at
+        )
         self._held: dict[tuple[str, str], _Held] = {}
 
     async def aclose(self) -> None:

@@ -88,7 +88,7 @@ class _WithEveryChoice(WithoutTitles):
         return {"anyOf": schemas}
 
 
-class Parameter(Struct, frozen=True):
+class FunctionParameter(Struct, frozen=True):
     """A parameter that a caller fills: its name or alias, its description from the docstring, and
     whether it is required."""
 
@@ -101,7 +101,7 @@ class Signature(Struct, frozen=True, dict=True):
     """The description of a function, made by `describe`."""
 
     summary: str | None
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[FunctionParameter, ...]
     takes_context: str | None
     """The parameter that receives the `Context`."""
     takes_any: bool
@@ -201,7 +201,7 @@ def describe(function: Callable[..., Any]) -> Signature:
     hints = _read_hints(function)
     summary, described = _read_docstring(function)
     fields: dict[str, Any] = {}
-    parameters: list[Parameter] = []
+    parameters: list[FunctionParameter] = []
     defaults: dict[str, Any] = {}
     own_defaults: dict[str, Any] = {}
     changeable: dict[str, Any] = {}
@@ -228,7 +228,9 @@ def describe(function: Callable[..., Any]) -> Signature:
         else:
             required = parameter.default is parameter.empty
             fields[name] = Required[hint] if required else NotRequired[hint]
-            parameters.append(Parameter(_public_name(name, hint), described.get(name), required))
+            parameters.append(
+                FunctionParameter(_public_name(name, hint), described.get(name), required)
+            )
             if not required:
                 own_defaults[name] = parameter.default
                 _note_default(defaults, parameters[-1].name, parameter.default)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from roundgate.backends.openapi.compiling import compile_to_file, compiled
 from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.openapi.index import Index, Slot, chosen
+from roundgate.backends.openapi.index import Index, SchemeSlot, chosen
 from roundgate.backends.openapi.servers import base_url_for
 from roundgate.config import load
 from roundgate.errors import UnreadableDocument, UsageError
@@ -140,7 +140,7 @@ def _credentials(index: Index, variable: str) -> Iterator[str]:
         return
     yield "credentials:"
     for name, count in needed.items():
-        slot = index.slots.get(name, Slot(name, "a credential"))
+        slot = index.slots.get(name, SchemeSlot(name, "a credential"))
         example = slot.example(f"${{{variable}_{_suffix(name)}:-{_UNSET}}}")
         sign = "" if example else "# "
         value = example or f"{{}}    # {slot.description}"

@@ -24,7 +24,7 @@ from roundgate.auth import Principal
 from roundgate.errors import ArgumentsRefused, CallRefused, ConfigError, Problem
 from roundgate.policy.arguments import compiled_arguments, looks_at
 from roundgate.policy.config import KINDS, CallMatch, Kind, RuleConfig
-from roundgate.policy.texts import Texts, UriReadings, UriTexts
+from roundgate.policy.texts import RuleTexts, UriReadings, UriTexts
 from roundgate.protocol import PartlyKnown, Schema
 from roundgate.protocol.tool_hints import has_hint
 from roundgate.protocol.uri_template import has_dot_segments
@@ -77,7 +77,7 @@ class Rule(Struct, frozen=True):
     config: RuleConfig
     line: int | None
     """The line of the rule in gateway.yaml, if known."""
-    of_target: Mapping[str, Texts]
+    of_target: Mapping[str, RuleTexts]
     """The members about the name, back end and view of the tool or prompt."""
     uris: UriTexts | None
     """The member `resource`."""
@@ -103,7 +103,7 @@ class Rule(Struct, frozen=True):
             config.name or f"policy[{number}]",
             config,
             origin.located.line(origin.loc),
-            {name: Texts(texts) for name, texts in members.items() if texts is not None},
+            {name: RuleTexts(texts) for name, texts in members.items() if texts is not None},
             None if match.resource is None else UriTexts(match.resource),
             list(_caller_tests(match)),
             None if match.arguments is None else compiled_arguments(match.arguments),
@@ -163,19 +163,19 @@ class Rule(Struct, frozen=True):
 
 def _caller_tests(match: CallMatch) -> Iterator[tuple[str, Matches]]:
     if match.subject is not None:
-        subjects = Texts(match.subject)
+        subjects = RuleTexts(match.subject)
         yield "subject", lambda caller: subjects.match(caller.principal.subject)
     if match.client is not None:
-        clients = Texts(match.client)
+        clients = RuleTexts(match.client)
         yield "client", lambda caller: clients.match(caller.principal.client_id)
     if match.scope is not None:
-        scopes = Texts(match.scope)
+        scopes = RuleTexts(match.scope)
         yield "scope", lambda caller: scopes.match_any(caller.principal.scopes)
     for name, texts in match.claims.items():
-        yield f"claims.{name}", _claim_test(name, Texts(texts))
+        yield f"claims.{name}", _claim_test(name, RuleTexts(texts))
 
 
-def _claim_test(name: str, texts: Texts) -> Matches:
+def _claim_test(name: str, texts: RuleTexts) -> Matches:
     def matches(caller: Caller) -> bool | None:
         values = caller.values(name)
         return None if values is None else texts.match_any(values)
@@ -330,7 +330,7 @@ class Policy(Struct, frozen=True):
             match = rule.config.match
             for member, names in known.items():
                 for text in getattr(match, member) or ():
-                    if not any(map(Texts([text]).match, names)):
+                    if not any(map(RuleTexts([text]).match, names)):
                         yield number, member, text
             for text in (match.resource or ()) if uris is not None else ():
                 if not any(map(UriTexts([text]).overlaps, readings)):

@@ -33,7 +33,7 @@ _FOLDER: Final = re.compile(r"(?<=[^:/*])/\*+\Z")
 _EXPRESSION: Final = re.compile(r"\{[^{}]*\}")
 
 
-class Texts:
+class RuleTexts:
     """Texts of a rule; `*` stands for any text."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -103,8 +103,8 @@ class UriTexts:
         readings = [UriReadings.of(text) for text in texts]
         spelled = {text for each in readings for text in _with_folders(each.spelled)}
         normal = {text for each in readings for text in _with_folders(each.normal)}
-        self._spelled, self._normal = Texts(sorted(spelled)), Texts(sorted(normal))
-        self._all = Texts(sorted(spelled | normal))
+        self._spelled, self._normal = RuleTexts(sorted(spelled)), RuleTexts(sorted(normal))
+        self._all = RuleTexts(sorted(spelled | normal))
         self._texts = sorted(spelled | normal)
 
     def match_any(self, uri: UriReadings) -> bool:
@@ -141,9 +141,9 @@ def _intersect(one: str, other: str) -> bool:
     """Return whether some text matches two patterns. Two patterns with stars have a common text if
     their beginnings and ends do not differ."""
     if "*" not in one:
-        return Texts([other]).match(one)
+        return RuleTexts([other]).match(one)
     if "*" not in other:
-        return Texts([one]).match(other)
+        return RuleTexts([one]).match(other)
     (start, *_, end), (other_start, *_, other_end) = one.split("*"), other.split("*")
     starts = start.startswith(other_start) or other_start.startswith(start)
     return starts and (end.endswith(other_end) or other_end.endswith(end))

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from joserfc import jws
 from joserfc.jwk import import_key
 
-from roundgate.backends.http.credential_config import ClientCredentials
+from roundgate.backends.http.credential_config import ClientCredential
 from roundgate.clock import Clock
 from roundgate.settings import Reference, Secret
 from tests.support.asgi import Client
@@ -277,4 +277,4 @@ async def test_a_client_with_a_certificate_needs_no_secret(tmp_path: Path, name:
 def test_ways_that_do_not_go_together_are_refused(credential: dict[str, Any], said: str) -> None:
     given = {"client_credentials": "a", "token_url": "https://a.example/", **credential}
     with pytest.raises(ValueError, match=said):
-        ClientCredentials.model_validate(given)
+        ClientCredential.model_validate(given)

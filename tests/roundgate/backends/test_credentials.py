@@ -21,7 +21,7 @@ from roundgate import config
 from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.credential_config import CREDENTIALS
 from roundgate.backends.http.messages import Answer
-from roundgate.backends.http.secrets import Redactor
+from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.backends.registry import KINDS
 from roundgate.backends.secret_reading import Secrets
 from roundgate.errors import BackendError, UnresolvedReference
@@ -143,7 +143,9 @@ async def test_no_token_of_a_caller_and_no_credential_goes_where_it_does_not_bel
 
 
 def redacted(text: str, *secrets: str) -> str:
-    body = Redactor(lambda: frozenset(secrets))(Answer(200, "OK", "text/plain", text.encode())).body
+    body = AnswerRedactor(lambda: frozenset(secrets))(
+        Answer(200, "OK", "text/plain", text.encode())
+    ).body
     return body.decode()
 
 
@@ -261,7 +263,7 @@ def test_a_secret_in_a_text_as_windows_writes_it_is_redacted(
 ) -> None:
     said = SECRET.join(around).encode(encoding)
     answered = Answer(200, "OK", "text/plain; charset=utf-16", said)
-    left = Redactor(lambda: frozenset({SECRET}))(answered).body
+    left = AnswerRedactor(lambda: frozenset({SECRET}))(answered).body
     assert left.decode(encoding) == "[redacted]".join(around)
 
 

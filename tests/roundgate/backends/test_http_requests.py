@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from roundgate.backends.http.config import HttpToolConfig
-from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.endpoint import ToolEndpoint
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.errors import BackendError, ToolError
 from tests.support.long import examples
 
 
-def declared(**config: Any) -> Endpoint:
-    return Endpoint(
+def declared(**config: Any) -> ToolEndpoint:
+    return ToolEndpoint(
         HttpToolConfig.model_validate({"name": "t", "description": "d", "path": "/", **config})
     )
 

@@ -19,7 +19,7 @@ from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends.aws_lambda import invoking, messages
 from roundgate.backends.aws_lambda.backend import FORMAT, write_index
 from roundgate.backends.aws_lambda.config import LambdaBackendConfig
-from roundgate.backends.aws_lambda.invoking import Functions, Invocation, target
+from roundgate.backends.aws_lambda.invoking import FunctionInvocation, Functions, target
 from roundgate.backends.aws_lambda.messages import (
     MAX_CONTEXT_CHARS,
     MAX_EVENT_BYTES,
@@ -211,7 +211,7 @@ async def test_a_throttled_call_without_time_for_another_attempt_says_when_to_ca
 
     patch.setattr(aws, "client", lambda *_, **__: Throttled())
     patch.setattr(invoking, "Clock", lambda: Read(then))
-    desk = Invocation(target("desk", None, None), b"{}")
+    desk = FunctionInvocation(target("desk", None, None), b"{}")
     with pytest.raises(FunctionAway) as caught:
         await Functions(1, 1_000).invoke(desk, 60, LOCAL)
     assert str(caught.value) == (

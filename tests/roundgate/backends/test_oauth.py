@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from roundgate.backends.http import oauth
-from roundgate.backends.http.credential_config import ClientCredentials
+from roundgate.backends.http.credential_config import ClientCredential
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import Secrets
@@ -39,7 +39,7 @@ def source(told: Service, clock: Any = None, **settings: Any) -> TokenSource:
         "token_url": f"{told.url}/token",
         **settings,
     }
-    config = ClientCredentials.model_validate(given)
+    config = ClientCredential.model_validate(given)
     origin = Origin(Located(Path("gateway.yaml"), {}, {}))
     return TokenSource(config, Secrets(clock), Certificates(config.tls, origin), clock)
 
@@ -216,6 +216,6 @@ async def test_without_a_token_the_call_is_a_tool_error_that_says_why() -> None:
 )
 def test_a_token_is_not_asked_for_in_the_open(url: str) -> None:
     with pytest.raises(ValueError, match="token_url"):
-        ClientCredentials.model_validate(
+        ClientCredential.model_validate(
             {"client_credentials": "a", "client_secret": "b", "token_url": url}
         )

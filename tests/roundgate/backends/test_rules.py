@@ -18,7 +18,7 @@ from roundgate.policy.arguments import looks_at
 from roundgate.policy.config import RuleConfig
 from roundgate.policy.items import ItemRules
 from roundgate.policy.rules import Caller, Policy, decision
-from roundgate.policy.texts import Texts
+from roundgate.policy.texts import RuleTexts
 from roundgate.protocol import PartlyKnown, schemas
 from roundgate.settings import Origin
 from roundgate.settings.yaml_file import Located
@@ -60,21 +60,21 @@ def ann(*scopes: str, **claims: Any) -> Principal:
     ],
 )
 def test_only_a_star_stands_for_other_text(text: str, value: str, matches: bool) -> None:
-    assert Texts([text]).match(value) is matches
-    assert Texts([text]).match_any([value]) is matches
-    assert Texts(["other", text, "more*"]).match_any({"x", value}) is matches
+    assert RuleTexts([text]).match(value) is matches
+    assert RuleTexts([text]).match_any([value]) is matches
+    assert RuleTexts(["other", text, "more*"]).match_any({"x", value}) is matches
 
 
 @given(st.text(alphabet="ab*?[]", max_size=8), st.text(alphabet="ab?[]", max_size=8))
 def test_a_text_without_a_star_matches_itself_alone(text: str, value: str) -> None:
     if "*" not in text:
-        assert Texts([text]).match(value) is (text == value)
-    elif Texts([text]).match(value):
+        assert RuleTexts([text]).match(value) is (text == value)
+    elif RuleTexts([text]).match(value):
         assert all(part in value for part in text.split("*"))
 
 
 def test_many_stars_take_no_exponential_time() -> None:
-    assert not Texts(["*a" * 40 + "*b"]).match("a" * 20_000)
+    assert not RuleTexts(["*a" * 40 + "*b"]).match("a" * 20_000)
 
 
 @pytest.mark.parametrize(

@@ -30,14 +30,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from roundgate import json, lenient
 from roundgate.auth import LOCAL
-from roundgate.backends.aws_lambda.calling import Calling, check_job, make_caller
+from roundgate.backends.aws_lambda.calling import FunctionCalling, check_job, make_caller
 from roundgate.backends.aws_lambda.config import (
     LambdaBackendConfig,
     LambdaCallConfig,
     LambdaToolConfig,
     PayloadConfig,
 )
-from roundgate.backends.aws_lambda.invoking import Functions, Invocation, choose_target, target
+from roundgate.backends.aws_lambda.invoking import (
+    FunctionInvocation,
+    Functions,
+    choose_target,
+    target,
+)
 from roundgate.backends.aws_lambda.messages import (
     RESPONSES,
     answer_from_payload,
@@ -188,7 +193,7 @@ class LambdaBackend:
     def _tool(self, config: LambdaToolConfig, index: int | None) -> Tool:
         return Tool(
             make_definition(config),
-            make_caller(Calling.of(self._functions, config, self._config)),
+            make_caller(FunctionCalling.of(self._functions, config, self._config)),
             scopes=frozenset(config.scopes),
             once=config.once,
             task=config.task,
@@ -281,7 +286,7 @@ async def ask(config: LambdaBackendConfig) -> list[Any]:
     functions = Functions(1, config.max_response_bytes)
     try:
         functions.prepare(function.region, DESCRIBE_S)
-        invocation = Invocation(function, json.encode(EVENT), is_repeatable=True)
+        invocation = FunctionInvocation(function, json.encode(EVENT), is_repeatable=True)
         invoked = await functions.invoke(invocation, DESCRIBE_S, LOCAL)
     finally:
         await functions.aclose()

@@ -34,8 +34,8 @@ from roundgate.backends.aws_lambda.config import (
     LambdaToolConfig,
 )
 from roundgate.backends.aws_lambda.invoking import (
+    FunctionInvocation,
     Functions,
-    Invocation,
     Invoked,
     Target,
     choose_target,
@@ -65,10 +65,10 @@ from roundgate.backends.exchange import (
     dialogue,
     follow,
 )
-from roundgate.backends.http.bodies import Template
-from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.bodies import BodyTemplate
+from roundgate.backends.http.endpoint import ToolEndpoint
 from roundgate.backends.http.messages import Answer, doubted, result_from_answer
-from roundgate.backends.http.secrets import Redactor
+from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
 from roundgate.observability.outgoing import OutgoingRequest, function_span
 from roundgate.protocol import Schema, TextContent, ToolResult
@@ -79,7 +79,7 @@ _LARGE: Final = 262_144
 loop."""
 
 
-class Calling(Struct, frozen=True):
+class FunctionCalling(Struct, frozen=True):
     """The parts that all calls of a tool share."""
 
     functions: Functions
@@ -87,15 +87,15 @@ class Calling(Struct, frozen=True):
     backend: LambdaBackendConfig
     target: Target
     timeout_s: float
-    redacted: Redactor
-    endpoint: Endpoint | None
+    redacted: AnswerRedactor
+    endpoint: ToolEndpoint | None
     """The endpoint that places the arguments, if the function gets events of an HTTP API."""
     output: Schema | None
 
     @classmethod
     def of(
         cls, functions: Functions, tool: LambdaToolConfig, backend: LambdaBackendConfig
-    ) -> Calling:
+    ) -> FunctionCalling:
         """Prepare the calls of a tool.
 
         Raises:
@@ -107,7 +107,7 @@ class Calling(Struct, frozen=True):
             backend,
             choose_target(tool, backend),
             tool.timeout_s or backend.timeout_s,
-            Redactor.of_secrets(fixed_secrets(tool.http or tool.payload)),
+            AnswerRedactor.of_secrets(fixed_secrets(tool.http or tool.payload)),
             None if tool.http is None else make_endpoint(tool, tool.http),
             None if tool.output_schema is None else Schema.compile(tool.output_schema),
         )
@@ -130,7 +130,7 @@ class Calling(Struct, frozen=True):
 class OneCall(Struct, frozen=True):
     """One call of a tool, with its arguments and context."""
 
-    calling: Calling
+    calling: FunctionCalling
     context: Context
     arguments: Mapping[str, Any]
     key: str
@@ -201,7 +201,7 @@ class OneCall(Struct, frozen=True):
     ) -> Answer:
         data = encode_payload(payload, is_event=False)
         context = encoded(extra) if self.calling.backend.client_context else None
-        invocation = Invocation(where, data, context, is_repeatable=is_repeatable)
+        invocation = FunctionInvocation(where, data, context, is_repeatable=is_repeatable)
         invoked = await self._invoke(invocation)
         span.invoked(invoked.request_id, has_failed=invoked.has_failed)
         answer = self.calling.cleaned(invoked.payload)
@@ -213,7 +213,7 @@ class OneCall(Struct, frozen=True):
         """Start an asynchronous invocation, or a durable execution if it has a name."""
         payload = self.payload()
         with self._span(self.calling.target, payload) as span:
-            invocation = Invocation(
+            invocation = FunctionInvocation(
                 self.calling.target,
                 encode_payload(payload, is_event=True),
                 is_event=True,
@@ -224,12 +224,12 @@ class OneCall(Struct, frozen=True):
             span.invoked(invoked.request_id, has_failed=invoked.has_failed)
             return invoked
 
-    async def _invoke(self, invocation: Invocation) -> Invoked:
+    async def _invoke(self, invocation: FunctionInvocation) -> Invoked:
         timeout_s = self.calling.timeout_s
         return await self.calling.functions.invoke(invocation, timeout_s, self.context.principal)
 
 
-def make_caller(calling: Calling) -> CallTool:
+def make_caller(calling: FunctionCalling) -> CallTool:
     """Return the function that calls the tool."""
 
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
@@ -305,11 +305,11 @@ def _envelope(answer: Answer) -> Any:
 
 def check_job(job: LambdaJobConfig, arguments: Collection[str]) -> None:
     """Raise ValueError if a payload of a job has a variable without a value."""
-    named = Template(job.poll).names | Template(job.fetch or {}).names
+    named = BodyTemplate(job.poll).names | BodyTemplate(job.fetch or {}).names
     if unknown := sorted(named - job.variables.keys()):
         raise ValueError(f"job needs {', '.join(unknown)}, which job.variables does not have")
     known = {*job.variables, *arguments}
-    if unknown := sorted(Template(job.cancel or {}).names - known):
+    if unknown := sorted(BodyTemplate(job.cancel or {}).names - known):
         raise ValueError(
             f"job.cancel needs {', '.join(unknown)}, which neither job.variables nor input_schema has"
         )
@@ -324,7 +324,7 @@ def _job(call: OneCall, config: LambdaJobConfig) -> AnsweredJob:
         where = target(config.function, None, calling.backend.region)
 
     async def ask(payload: Mapping[str, Any], values: Mapping[str, str]) -> Answer:
-        return await call.look(where, Template(payload).filled(values))
+        return await call.look(where, BodyTemplate(payload).filled(values))
 
     async def cancel(values: Mapping[str, str]) -> Answer:
         return await ask(config.cancel or {}, {**call.arguments, **values})

@@ -202,7 +202,7 @@ log = logging.getLogger("roundgate.backends")
 
 
 @dataclass(frozen=True, slots=True)
-class Invocation:
+class FunctionInvocation:
     """One invocation of a function."""
 
     target: Target
@@ -255,7 +255,9 @@ class Functions:
         self._clients: dict[tuple[str | None, float], Any] = {}
         self._clock = Clock()
 
-    async def invoke(self, invocation: Invocation, timeout_s: float, caller: Principal) -> Invoked:
+    async def invoke(
+        self, invocation: FunctionInvocation, timeout_s: float, caller: Principal
+    ) -> Invoked:
         """Return the function's result or its own error.
 
         Args:
@@ -351,7 +353,7 @@ class Functions:
         except TimeoutError:
             raise _too_slow(target, timeout_s, refused, may_have_run=may_have_run) from None
 
-    def _invoke(self, invocation: Invocation, timeout_s: float) -> Invoked:
+    def _invoke(self, invocation: FunctionInvocation, timeout_s: float) -> Invoked:
         """Return the result of an invocation. Blocks, so it runs in a thread. Raise BackendError if
         the result is too large, or boto3 is too old."""
         client = self._client(invocation.target.region, timeout_s)

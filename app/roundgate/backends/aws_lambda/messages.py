@@ -38,7 +38,7 @@ from roundgate.backends.aws_lambda.config import (
 )
 from roundgate.backends.aws_lambda.invoking import Target
 from roundgate.backends.http.config import HttpArgument, HttpToolConfig
-from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.endpoint import ToolEndpoint
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import SECRET_NAME, parted
 from roundgate.errors import DOUBT, FunctionFailed, ParseError, ToolError, UnexpectedAnswer
@@ -165,7 +165,7 @@ def _secrets(value: Any, *, is_secret: bool) -> Iterator[str]:
                 yield from _secrets(inner, is_secret=is_secret)
 
 
-def make_endpoint(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
+def make_endpoint(tool: LambdaToolConfig, http: HttpEventConfig) -> ToolEndpoint:
     """Return the endpoint that places a tool's arguments in a request.
 
     Raises:
@@ -183,7 +183,7 @@ def make_endpoint(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
             for name, schema in tool.input_schema.get("properties", {}).items()
         },
     )
-    return Endpoint(config)
+    return ToolEndpoint(config)
 
 
 def http_event(outgoing: Outgoing, request_id: str, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from roundgate.backends.http.config import (
 )
 from roundgate.backends.http.credential_config import FRAMING, Taken, header_key
 from roundgate.backends.http.credentials import Accesses
-from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
+from roundgate.backends.http.endpoint import PATH_VARIABLE, ToolEndpoint
 from roundgate.backends.http.exchanges import (
     KEYED,
     Calling,
-    Requests,
+    JobRequests,
     check_job,
     make_exchange,
     make_key,
@@ -84,7 +84,7 @@ class HttpBackend:
         await self._accesses.aclose()
 
     def _tool(self, config: HttpToolConfig, index: int) -> Tool:
-        endpoint = Endpoint(config, _taken_by(self._config, config))
+        endpoint = ToolEndpoint(config, _taken_by(self._config, config))
         if config.job is not None:
             check_job(config.job, endpoint.arguments)
         return Tool(
@@ -102,7 +102,7 @@ class HttpBackend:
             cleans_up=config.job is not None and config.job.cancel is not None,
         )
 
-    def _caller(self, config: HttpToolConfig, endpoint: Endpoint) -> CallTool:
+    def _caller(self, config: HttpToolConfig, endpoint: ToolEndpoint) -> CallTool:
         timeout_s = config.timeout_s or self._config.timeout_s
         key_header = config.idempotency_key or (
             self._config.idempotency_key if config.method in KEYED else None
@@ -132,7 +132,7 @@ class HttpBackend:
             if config.job is None:
                 kept = await dialogue(make_exchange(send, outgoing, key), context)
             else:
-                requests = Requests(config.job, send, outgoing, key, in_paths, plan.query, read)
+                requests = JobRequests(config.job, send, outgoing, key, in_paths, plan.query, read)
                 kept = await follow(requests.job(), context)
             return await calling.result_from(Answer.revived(kept))
 

@@ -76,7 +76,7 @@ _BRACES: Final = {"{{": "{", "}}": "}"}
 _ENDS_A_NAME: Final = re.compile(r'[\x00-\x1f"\x7f]')
 
 
-class Template(Struct, frozen=True):
+class BodyTemplate(Struct, frozen=True):
     """A JSON body with variables."""
 
     members: Mapping[str, Any]
@@ -169,7 +169,7 @@ class Body(Struct, frozen=True):
     """The encoding of members, by their names in the request; the default is `Member()`."""
     fixed: Mapping[str, Any] = {}
     """Members that are always sent."""
-    template: Template | None = None
+    template: BodyTemplate | None = None
     """The template of a JSON body."""
 
     def content(self, arguments: Mapping[str, Any]) -> Any:
@@ -295,7 +295,7 @@ async def _with_resources(
     return {**values, **files}
 
 
-class File(Struct, frozen=True):
+class SentFile(Struct, frozen=True):
     """A file to send."""
 
     data: bytes
@@ -304,7 +304,7 @@ class File(Struct, frozen=True):
     media_type: str | None
 
 
-def file_from_value(argument: str, value: Any) -> File:
+def file_from_value(argument: str, value: Any) -> SentFile:
     """Return the file in an argument's value.
 
     Raises:
@@ -319,14 +319,14 @@ def file_from_value(argument: str, value: Any) -> File:
     name = None if name in ("", ".", "..") else name
     if "text" in value:
         media_type = value.get("media_type", "text/plain; charset=utf-8")
-        return File(value["text"].encode("utf-8", "replace"), name, media_type)
+        return SentFile(value["text"].encode("utf-8", "replace"), name, media_type)
     try:
         data = base64.b64decode(value["base64"], validate=True)
     except (binascii.Error, ValueError):
         raise ToolError(
             f"arguments.{argument}: base64 is invalid; encode the file's bytes"
         ) from None
-    return File(data, name, value.get("media_type"))
+    return SentFile(data, name, value.get("media_type"))
 
 
 async def with_resources(argument: str, value: Any, context: Context) -> Any:
@@ -370,7 +370,7 @@ def text_part(name: str, data: bytes, media_type: str | None = None) -> bytes:
     return _part(name, "", media_type, data)
 
 
-def file_part(name: str, file: File, media_type: str | None = None) -> bytes:
+def file_part(name: str, file: SentFile, media_type: str | None = None) -> bytes:
     """Return a file as a part of a multipart body. A file without a name takes the field's name,
     and a file without a media type takes `media_type`."""
     about = f'; filename="{_quoted(file.name or name)}"'

@@ -169,7 +169,7 @@ Algorithm: TypeAlias = Literal[
 ]
 
 
-class ClientCredentials(CredentialConfig):
+class ClientCredential(CredentialConfig):
     """An OAuth client of the gateway itself, which requests tokens (RFC 6749 section 4.4)."""
 
     client_credentials: SecretText = Field(
@@ -236,7 +236,7 @@ class ClientCredentials(CredentialConfig):
         return [secret for secret in (self.client_secret, self.private_key) if secret is not None]
 
     @model_validator(mode="after")
-    def _one_way(self) -> ClientCredentials:
+    def _one_way(self) -> ClientCredential:
         if self.client_secret is not None and self.private_key is not None:
             raise ValueError("give client_secret or private_key, not both")
         has_certificate = self.tls is not None and self.tls.cert is not None
@@ -282,7 +282,7 @@ CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
         "header": HeaderCredential,
         "query": QueryCredential,
         "cookie": CookieCredential,
-        "client_credentials": ClientCredentials,
+        "client_credentials": ClientCredential,
         "sigv4": AwsCredential,
     }
 )
@@ -305,7 +305,7 @@ Credential: TypeAlias = Annotated[
     | Annotated[HeaderCredential, Tag("<header>")]
     | Annotated[QueryCredential, Tag("<query>")]
     | Annotated[CookieCredential, Tag("<cookie>")]
-    | Annotated[ClientCredentials, Tag("<client_credentials>")]
+    | Annotated[ClientCredential, Tag("<client_credentials>")]
     | Annotated[AwsCredential, Tag("<sigv4>")],
     Discriminator(
         _tag,

@@ -28,14 +28,19 @@ from roundgate.backends.http.credential_config import (
     AwsCredential,
     BasicCredential,
     BearerCredential,
-    ClientCredentials,
+    ClientCredential,
     CookieCredential,
     Credential,
     HeaderCredential,
     QueryCredential,
 )
 from roundgate.backends.http.oauth import TokenSource
-from roundgate.backends.http.secrets import Redactor, of_credentials, of_fixed_headers, of_headers
+from roundgate.backends.http.secrets import (
+    AnswerRedactor,
+    of_credentials,
+    of_fixed_headers,
+    of_headers,
+)
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import Secrets
 from roundgate.errors import BackendError, ConfigError, Problem
@@ -47,7 +52,7 @@ if TYPE_CHECKING:
 _KEPT: Final = 4
 
 
-class Access(Struct, frozen=True):
+class ServiceAccess(Struct, frozen=True):
     """The credentials for requests to one service, a subset of the back end's credentials."""
 
     credentials: Sequence[Credential] = ()
@@ -55,7 +60,7 @@ class Access(Struct, frozen=True):
     """Fixed headers for every request."""
     secrets: Secrets = field(default_factory=Secrets)
     tokens: TokenSource | None = None
-    """The token source of the `ClientCredentials` among `credentials`, if any."""
+    """The token source of the `ClientCredential` among `credentials`, if any."""
     session_tokens: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """The most recently sent AWS session tokens, to be redacted."""
 
@@ -89,7 +94,7 @@ class Accesses:
         self._of_tools = frozenset[str]().union(*map(of_fixed_headers, more))
         self._sources: dict[str, TokenSource] = {}
         self._session_tokens: deque[str] = deque(maxlen=_KEPT)
-        self.redactor = Redactor(self._hidden)
+        self.redactor = AnswerRedactor(self._hidden)
         """The redactor of all credentials in answers."""
 
     async def problems(self, certificates: Certificates) -> list[Problem]:
@@ -101,7 +106,7 @@ class Accesses:
         token_certificates = [
             self._source(name, source).certificates
             for name, source in self._credentials.items()
-            if isinstance(source, ClientCredentials)
+            if isinstance(source, ClientCredential)
         ]
         for source in (certificates, *token_certificates):
             try:
@@ -119,20 +124,20 @@ class Accesses:
         """Close the connections to the secret stores."""
         await self._secrets.aclose()
 
-    def general(self) -> Access:
+    def general(self) -> ServiceAccess:
         """Return the access with the general credential, if there is one."""
         return self.of([] if self._config.credential is None else [""])
 
-    def of(self, names: Iterable[str]) -> Access:
+    def of(self, names: Iterable[str]) -> ServiceAccess:
         """Return the access with the named credentials. The general credential has an empty
         name."""
         chosen = {name: self._credentials[name] for name in names}
         sources = [
             self._source(name, credential)
             for name, credential in chosen.items()
-            if isinstance(credential, ClientCredentials)
+            if isinstance(credential, ClientCredential)
         ]
-        return Access(
+        return ServiceAccess(
             list(chosen.values()),
             self._config.fixed_headers,
             self._secrets,
@@ -140,7 +145,7 @@ class Accesses:
             self._session_tokens,
         )
 
-    def _source(self, name: str, credential: ClientCredentials) -> TokenSource:
+    def _source(self, name: str, credential: ClientCredential) -> TokenSource:
         if name not in self._sources:
             steps = ("credentials", name) if name else ("credential",)
             place = self._origin.at(*steps, "tls")
@@ -162,7 +167,7 @@ class Accesses:
 async def authenticated(
     send: Callable[[httpx.Request], Awaitable[httpx.Response]],
     request: httpx.Request,
-    access: Access,
+    access: ServiceAccess,
 ) -> httpx.Response:
     """Send a request with all credentials and fixed headers of a service; return the answer unread.
     `send` sends it once.
@@ -200,7 +205,7 @@ async def _replace_credentials(flows: list[Flow], request: httpx.Request) -> boo
     return True
 
 
-def _flows(access: Access) -> list[Flow]:
+def _flows(access: ServiceAccess) -> list[Flow]:
     """Return new flows for one request. Each flow remembers the credential that it added."""
     of_headers: list[Flow] = [
         SecretFlow(value, access.secrets, partial(_write_header, name))
@@ -213,7 +218,7 @@ def _flows(access: Access) -> list[Flow]:
     return [*of_headers, *(_make_flow(credential, access) for credential in credentials)]
 
 
-def _make_flow(credential: Credential, access: Access) -> Flow:
+def _make_flow(credential: Credential, access: ServiceAccess) -> Flow:
     match credential:
         case BearerCredential(bearer=secret):
             write: Write = partial(_write_header, "authorization", scheme="Bearer ")
@@ -225,7 +230,7 @@ def _make_flow(credential: Credential, access: Access) -> Flow:
             write = partial(_write_cookie, name)
         case QueryCredential(query=name, value=secret):
             write = _QueryWriter(name)
-        case ClientCredentials():
+        case ClientCredential():
             assert access.tokens is not None
             return TokenFlow(access.tokens)
         case AwsCredential():

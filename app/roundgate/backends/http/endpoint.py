@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from msgspec import Struct
 
 from roundgate.backends.definitions import method_hints
-from roundgate.backends.http.bodies import FILE, MEDIA_TYPES, Body, BodyKind, Member, Template
+from roundgate.backends.http.bodies import FILE, MEDIA_TYPES, Body, BodyKind, BodyTemplate, Member
 from roundgate.backends.http.config import HttpArgument, HttpToolConfig
 from roundgate.backends.http.credential_config import FRAMING, Taken, header_key
 from roundgate.backends.http.messages import (
@@ -23,7 +23,7 @@ from roundgate.backends.http.messages import (
     result_from_answer,
     with_headers,
 )
-from roundgate.backends.http.plan import Parameter, Place, Plan
+from roundgate.backends.http.plan import Parameter, Place, RequestPlan
 from roundgate.backends.http.values import ListStyle, header_schema, pairs
 from roundgate.protocol import Schema, ToolResult, without_none
 
@@ -74,7 +74,7 @@ class Argument(Struct, frozen=True):
         return header_schema(schema) if self.location == "header" else schema
 
 
-class Endpoint:
+class ToolEndpoint:
     """An endpoint of a service as a tool."""
 
     def __init__(self, config: HttpToolConfig, taken: Taken | None = None) -> None:
@@ -85,7 +85,7 @@ class Endpoint:
                 match its schema, or a schema is unusable.
         """
         self.config = config
-        template = Template(config.body) if isinstance(config.body, dict) else None
+        template = BodyTemplate(config.body) if isinstance(config.body, dict) else None
         self.arguments = _arguments(config, frozenset() if template is None else template.names)
         _check_path(config.path, self.arguments)
         _check_places(self.arguments, taken or Taken(FRAMING))
@@ -101,7 +101,7 @@ class Endpoint:
             if argument.has_default
         }
         """The values to send for omitted arguments, by argument name."""
-        self.plan = Plan(
+        self.plan = RequestPlan(
             config.method,
             config.path,
             tuple(
@@ -210,7 +210,7 @@ def _parameter(argument: Argument) -> Parameter:
 
 
 def _body(
-    config: HttpToolConfig, template: Template | None, arguments: Sequence[Argument]
+    config: HttpToolConfig, template: BodyTemplate | None, arguments: Sequence[Argument]
 ) -> Body | None:
     for argument in arguments:
         if argument.location == "whole_body":
@@ -302,7 +302,7 @@ def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
 
 
 def _check_body(
-    config: HttpToolConfig, template: Template | None, placed: Sequence[Argument]
+    config: HttpToolConfig, template: BodyTemplate | None, placed: Sequence[Argument]
 ) -> None:
     """Raise ValueError if the body's arguments contradict each other or the body."""
     whole = [argument for argument in placed if argument.location == "whole_body"]
@@ -332,7 +332,7 @@ def _check_body(
             )
 
 
-def _check_template(template: Template, names: Sequence[str]) -> None:
+def _check_template(template: BodyTemplate, names: Sequence[str]) -> None:
     if unknown := sorted(template.names - set(names)):
         raise ValueError(
             f"body needs {', '.join(unknown)}, which is not an argument; declare it under arguments,"

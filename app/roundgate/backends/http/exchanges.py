@@ -26,13 +26,13 @@ from msgspec.structs import replace
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, NotNow, asked
-from roundgate.backends.http.bodies import Template
+from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.http.caller_headers import caller_headers
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig, RemoteConfig
 from roundgate.backends.http.credential_config import header_key
 from roundgate.backends.http.endpoint import PATH_VARIABLE, Argument
 from roundgate.backends.http.messages import LARGE_BYTES, Answer, Outgoing, Send
-from roundgate.backends.http.plan import Plan
+from roundgate.backends.http.plan import RequestPlan
 from roundgate.backends.http.service import Service
 from roundgate.backends.http.values import clashing, pairs, path_text, text
 from roundgate.errors import BackendError, ParseError, ToolError, UnexpectedAnswer
@@ -46,7 +46,7 @@ INPUT_REQUIRED: Final = "application/vnd.roundgate.input-required+json"
 INPUT_RESPONSES: Final = "application/vnd.roundgate.input-responses+json"
 
 
-class Key(Struct, frozen=True):
+class IdempotencyKey(Struct, frozen=True):
     """The idempotency key of a call's first request."""
 
     header: str
@@ -56,20 +56,20 @@ class Key(Struct, frozen=True):
     request repeatable."""
 
 
-async def make_key(context: AnyContext, method: str, header: str | None) -> Key | None:
+async def make_key(context: AnyContext, method: str, header: str | None) -> IdempotencyKey | None:
     """Return the key of a call, or `None` if the call needs none.
 
     A POST or PATCH of a task has a key even without a declared `header`, because a worker may die
     after it sends a request and before it records that.
     """
     if header is not None:
-        return Key(header, await context.idempotency_key("request"), is_declared=True)
+        return IdempotencyKey(header, await context.idempotency_key("request"), is_declared=True)
     if context.task_id is None or method not in KEYED:
         return None
-    return Key(USUAL, context.task_id, is_declared=False)
+    return IdempotencyKey(USUAL, context.task_id, is_declared=False)
 
 
-def with_key(outgoing: Outgoing, key: Key | None, number: int = 1) -> Outgoing:
+def with_key(outgoing: Outgoing, key: IdempotencyKey | None, number: int = 1) -> Outgoing:
     """Return a request with the key, unless the tool sets the header itself. `number` counts the
     requests of a dialogue from 1; each request has its own key."""
     if key is None:
@@ -109,7 +109,7 @@ class Calling(Struct, frozen=True):
     """A function that calls one tool, with one request."""
 
     config: RemoteConfig
-    plan: Plan
+    plan: RequestPlan
     service: Service
     timeout_s: float
     key_header: str | None
@@ -170,7 +170,7 @@ def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
         raise ToolError(f"{', '.join(clashes)}: is reserved for the gateway; leave it out")
 
 
-def make_exchange(send: Send, outgoing: Outgoing, key: Key | None) -> Exchange:
+def make_exchange(send: Send, outgoing: Outgoing, key: IdempotencyKey | None) -> Exchange:
     """Return the function that sends each request of the dialogue that `outgoing` begins."""
 
     async def exchange(number: int, answering: Answering | None) -> Kept:
@@ -249,19 +249,19 @@ def _names_in(cancel: HttpCancelConfig | None) -> frozenset[str]:
     """Return the variables in the query, body and form of a cancel request."""
     if cancel is None:
         return frozenset()
-    return Template(
+    return BodyTemplate(
         {"query": cancel.query, "body": cancel.body or {}, "form": cancel.form or {}}
     ).names
 
 
-class Requests(Struct, frozen=True):
+class JobRequests(Struct, frozen=True):
     """The requests of one call to start, poll, fetch and cancel its job."""
 
     config: HttpJobConfig
     send: Send
     started: Outgoing
     """The request that starts the job, without its key."""
-    key: Key | None
+    key: IdempotencyKey | None
     parents: Mapping[str, str]
     """The result of the function `parents`: the path arguments."""
     query: str
@@ -294,17 +294,17 @@ class Requests(Struct, frozen=True):
     async def _cancel(self, cancel: HttpCancelConfig, values: Mapping[str, str]) -> Answer:
         variables = {**self.arguments, **values}
         request = self._request(cancel.path, values)
-        query = Template(cancel.query).filled(variables)
+        query = BodyTemplate(cancel.query).filled(variables)
         added = [pair for name, value in query.items() for pair in pairs(name, value)]
         body: bytes | None = None
         headers = request.headers
         if cancel.form is not None:
-            filled = Template(cancel.form).filled(variables)
+            filled = BodyTemplate(cancel.form).filled(variables)
             members = [pair for name, value in filled.items() for pair in pairs(name, value)]
             body = "&".join(members).encode()
             headers = {**headers, "content-type": "application/x-www-form-urlencoded"}
         elif cancel.body is not None:
-            body = json.encode(Template(cancel.body).filled(variables))
+            body = json.encode(BodyTemplate(cancel.body).filled(variables))
             headers = {**headers, "content-type": "application/json"}
         whole_query = "&".join(filter(None, (request.query, *added)))
         return await self.send(

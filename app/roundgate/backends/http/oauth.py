@@ -29,7 +29,7 @@ from urllib.parse import urlencode
 
 from roundgate import json
 from roundgate.aio import Flight
-from roundgate.backends.http.credential_config import ClientCredentials
+from roundgate.backends.http.credential_config import ClientCredential
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import Secrets
 from roundgate.clock import Clock
@@ -74,7 +74,7 @@ class TokenSource:
 
     def __init__(
         self,
-        config: ClientCredentials,
+        config: ClientCredential,
         secrets: Secrets,
         certificates: Certificates,
         clock: Clock | None = None,
@@ -169,7 +169,7 @@ class TokenRequest:
     """The token requests of one client to one authorization server."""
 
     def __init__(
-        self, config: ClientCredentials, secrets: Secrets, certificates: Certificates
+        self, config: ClientCredential, secrets: Secrets, certificates: Certificates
     ) -> None:
         self._config = config
         self._secrets = secrets

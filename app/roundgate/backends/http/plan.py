@@ -64,7 +64,7 @@ class Parameter(Struct, frozen=True):
         )
 
 
-class Plan(Struct, frozen=True):
+class RequestPlan(Struct, frozen=True):
     """The plan of a tool's requests, without the values."""
 
     method: str

@@ -28,7 +28,7 @@ SECRET_NAME: Final = re.compile(
 """A pattern for the names of secret headers and members."""
 
 
-class Redactor:
+class AnswerRedactor:
     """A function that redacts from an answer the secrets that are current when the answer
     arrives."""
 
@@ -41,7 +41,7 @@ class Redactor:
         self._escaped: Escaped | None = None
 
     @classmethod
-    def of_secrets(cls, secrets: Iterable[str]) -> Redactor:
+    def of_secrets(cls, secrets: Iterable[str]) -> AnswerRedactor:
         """Return a redactor for a fixed set of secrets."""
         unique = frozenset(secrets)
         return cls(lambda: unique)

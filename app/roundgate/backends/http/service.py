@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
-from roundgate.backends.http.credentials import Access, authenticated
+from roundgate.backends.http.credentials import ServiceAccess, authenticated
 from roundgate.backends.http.messages import (
     ACCEPTED,
     Answer,
@@ -22,7 +22,7 @@ from roundgate.backends.http.messages import (
     doubted,
 )
 from roundgate.backends.http.reliability import Hosts, Retries
-from roundgate.backends.http.secrets import Redactor
+from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
 from roundgate.errors import (
@@ -57,8 +57,8 @@ class Service:
         self,
         config: RemoteConfig,
         base_url: str,
-        access: Access,
-        redacted: Redactor,
+        access: ServiceAccess,
+        redacted: AnswerRedactor,
         certificates: Certificates | None = None,
         hosts: Hosts | None = None,
     ) -> None:
@@ -237,7 +237,7 @@ class Service:
 
 
 async def _send(
-    transport: httpx.AsyncBaseTransport, request: httpx.Request, access: Access
+    transport: httpx.AsyncBaseTransport, request: httpx.Request, access: ServiceAccess
 ) -> httpx.Response:
     """Send a request with its credentials. Log the method, the URL without query and credentials,
     the status and the duration."""

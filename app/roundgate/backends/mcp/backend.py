@@ -25,7 +25,7 @@ from roundgate.aio import Threads
 from roundgate.backends.base import Offering, Resource, ServerState, Shared, Tool
 from roundgate.backends.http.credentials import Accesses, authenticated
 from roundgate.backends.http.reliability import Gate, Hosts
-from roundgate.backends.http.secrets import SECRET_NAME, Redactor
+from roundgate.backends.http.secrets import SECRET_NAME, AnswerRedactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.apps import has_pages
 from roundgate.backends.mcp.calls import ToolCalls
@@ -40,7 +40,7 @@ from roundgate.backends.mcp.requests import Requests
 from roundgate.backends.mcp.resources import make_resources, unlisted_resource
 from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
 from roundgate.backends.mcp.skills import ServerSkills
-from roundgate.backends.mcp.snapshot import Snapshot, read_snapshot
+from roundgate.backends.mcp.snapshot import ServerSnapshot, read_snapshot
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import MAX_NAME, UsableTool
 from roundgate.backends.mcp.uris import Uris
@@ -124,7 +124,7 @@ class McpBackend:
         self._certificates = Certificates(config.tls, origin.at("tls"))
         self._tls_digests = self._digest_tls_files()
         self._gate: Gate = Hosts(config, self._clock).gate(config.url or "http://process")
-        process_redactor = Redactor(self._secrets_of_process)
+        process_redactor = AnswerRedactor(self._secrets_of_process)
         self._redact = (process_redactor if config.command else self._accesses.redactor).of_bytes
         self._process_log = ProcessLog(config.name, self._clock, self._redact)
         self._received = Received(config.name)
@@ -148,8 +148,8 @@ class McpBackend:
         """The numbers of served prompts and resources."""
         self._other_left_out: dict[str, str] = {}
         """The reasons why prompts, resources and lists are not served, by name."""
-        self._snapshot: Snapshot | None = None
-        self._offered: Snapshot | None = None
+        self._snapshot: ServerSnapshot | None = None
+        self._offered: ServerSnapshot | None = None
         self._condition = _Condition()
         self._state = _FollowState()
         self._logged: list[Any] = [[], {}]
@@ -192,7 +192,7 @@ class McpBackend:
             return Offering(files=self._files, missing=missing)
         return self._offering(self._snapshot)
 
-    def _offering(self, snapshot: Snapshot) -> Offering:
+    def _offering(self, snapshot: ServerSnapshot) -> Offering:
         """Return the parts of a snapshot that can be served, and problems for the others."""
         quarantined, invalid_jobs = self._pins.quarantined(snapshot), self._job_problems()
         has_tasks, lists, usable = snapshot.has_tasks, snapshot.lists, snapshot.by_name
@@ -255,7 +255,7 @@ class McpBackend:
 
     def _problems(
         self,
-        snapshot: Snapshot,
+        snapshot: ServerSnapshot,
         invalid_jobs: Mapping[str, str],
         refused: Mapping[str, str],
         unaccepted: Mapping[str, str],
@@ -273,7 +273,7 @@ class McpBackend:
             for name, reason in reasons.items()
         ]
 
-    def _unlisted(self, snapshot: Snapshot, skills: ServerSkills) -> dict[str, Resource]:
+    def _unlisted(self, snapshot: ServerSnapshot, skills: ServerSkills) -> dict[str, Resource]:
         """Return resources that read pages and the files of skills, which the server need not
         list, by the beginning of their URIs."""
         uris = Uris(self.name, is_named=True)
@@ -305,7 +305,7 @@ class McpBackend:
             raise ConfigError([self._missing_problem()])
         return await self._pins.write(self._snapshot, self._server)
 
-    async def _poll_to_compare(self) -> Snapshot:
+    async def _poll_to_compare(self) -> ServerSnapshot:
         """Poll the server before a call. If its offer has changed, wake `follow`, which applies the
         change. Raise BackendError if the server is unavailable."""
         try:
@@ -318,7 +318,7 @@ class McpBackend:
 
     # -- the parts of the offer --------------------------------------------------------------------
 
-    async def _poll(self, server: Server) -> Snapshot:
+    async def _poll(self, server: Server) -> ServerSnapshot:
         """See `read_snapshot`."""
         check_arguments = self._config.check_arguments
         return await read_snapshot(server, self._snapshot, check_arguments=check_arguments)
@@ -352,7 +352,7 @@ class McpBackend:
         """Return a connection for one poll."""
         return self._make_server(capabilities if self._may_ask else {}, is_for_one_poll=True)
 
-    def _can_ask(self, server: Server, snapshot: Snapshot) -> bool:
+    def _can_ask(self, server: Server, snapshot: ServerSnapshot) -> bool:
         """Return whether calls can carry questions. AWS Lambda freezes a process between two calls,
         so it cannot hold the stream of an older server that does not keep its events."""
         return snapshot.info.is_modern or not self._shared.is_cold or server.keeps_events
@@ -516,7 +516,7 @@ class McpBackend:
             log.warning("a server is unavailable", extra={"fields": fields})
         return pause_s(condition.failures, self._clock)
 
-    def _apply(self, snapshot: Snapshot) -> float:
+    def _apply(self, snapshot: ServerSnapshot) -> float:
         """Replace the snapshot, unless an empty list may be temporary. Return the seconds until the
         next poll."""
         if self._condition.is_logged:
@@ -543,7 +543,7 @@ class McpBackend:
         ttl_s = (snapshot.ttl_ms or 0) / 1000
         return min(max(ttl_s, LEAST_TTL_S), LONGEST_TTL_S) if ttl_s else self._config.refresh_s
 
-    def _log_left_out(self, snapshot: Snapshot) -> None:
+    def _log_left_out(self, snapshot: ServerSnapshot) -> None:
         """Log the tools that cannot be served, and the lists that cannot be read, once each."""
         found = [snapshot.left_out, snapshot.lists.faults]
         if found == self._logged:

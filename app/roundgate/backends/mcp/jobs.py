@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from roundgate.backends.base import Returned
 from roundgate.backends.exchange import Kept, NotNow, follow, is_in_doubt, is_passing
-from roundgate.backends.http.bodies import Template
+from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.mcp.calls import refuse, with_meta
 from roundgate.backends.mcp.config import JobToolConfig, McpBackendConfig, McpJobConfig
 from roundgate.backends.mcp.server import Server
@@ -49,7 +49,7 @@ def _problem(name: str, job: McpJobConfig, tools: Mapping[str, UsableTool]) -> s
     for part, request in job.requests.items():
         if (tool := tools.get(request.tool)) is None:
             return f"{part} names the tool {request.tool!r}, which the server does not list"
-        if unknown := sorted(Template(request.arguments).names - available):
+        if unknown := sorted(BodyTemplate(request.arguments).names - available):
             return (
                 f"{part} needs {', '.join(unknown)}, which neither job.variables nor the tool's "
                 "arguments have"
@@ -140,7 +140,7 @@ class _ToolJob(Struct, frozen=True):
     async def _ask(self, request: JobToolConfig, values: Mapping[str, str]) -> Json:
         """Return a tool's result; raise NotNow if a later attempt may succeed."""
         tool = self.calls.tools[request.tool]
-        arguments = Template(request.arguments).filled({**self.arguments, **values})
+        arguments = BodyTemplate(request.arguments).filled({**self.arguments, **values})
         try:
             return await self._call(tool, _typed(arguments, tool))
         except UnexpectedAnswer:

@@ -41,13 +41,13 @@ MAX_BYTES: Final = 32_000_000
 """The maximum size of a lock file, in bytes: enough for lists of the longest names."""
 
 
-class Lock(Struct, frozen=True):
+class LockFile(Struct, frozen=True):
     """The accepted digests, by kind and name."""
 
     digests: Mapping[str, Mapping[str, str]]
 
     @classmethod
-    def from_definitions(cls, definitions: Mapping[str, Sequence[Json]]) -> Lock:
+    def from_definitions(cls, definitions: Mapping[str, Sequence[Json]]) -> LockFile:
         """Return a lock of definitions, which are listed by kind. Skip definitions without a name."""
         return cls(
             {
@@ -61,7 +61,7 @@ class Lock(Struct, frozen=True):
         )
 
     @classmethod
-    def read(cls, path: Path) -> Lock:
+    def read(cls, path: Path) -> LockFile:
         """Read a lock file.
 
         Raises:
@@ -85,7 +85,7 @@ class Lock(Struct, frozen=True):
         temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")
         os.replace(temporary, path)
 
-    def changes_to(self, other: Lock) -> list[str]:
+    def changes_to(self, other: LockFile) -> list[str]:
         """Return a line for each definition that another lock adds, removes or changes."""
         lines: list[str] = []
         for kind, accepted in self.digests.items():

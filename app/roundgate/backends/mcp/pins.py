@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from roundgate.backends.mcp.apps import is_page, page_definition
 from roundgate.backends.mcp.config import McpBackendConfig
-from roundgate.backends.mcp.lock import KINDS, Lock
+from roundgate.backends.mcp.lock import KINDS, LockFile
 from roundgate.backends.mcp.server import Server
-from roundgate.backends.mcp.snapshot import Snapshot
+from roundgate.backends.mcp.snapshot import ServerSnapshot
 from roundgate.backends.mcp.tools import MAX_NAME
 from roundgate.client.messages import Listener
 from roundgate.client.types import Json, is_object_list
@@ -57,14 +57,14 @@ class Pins:
         config: McpBackendConfig,
         origin: Origin,
         clock: Clock,
-        poll: Callable[[], Awaitable[Snapshot]],
+        poll: Callable[[], Awaitable[ServerSnapshot]],
     ) -> None:
         self._config = config
         self._origin = origin
         self._clock = clock
         self._poll = poll
-        self._lock: Lock | None = None
-        self._comparison: Snapshot | None = None
+        self._lock: LockFile | None = None
+        self._comparison: ServerSnapshot | None = None
         """The last snapshot with which a call was compared."""
         self._comparison_ms = 0.0
         self._comparing = asyncio.Lock()
@@ -103,7 +103,7 @@ class Pins:
             return
         before = self._lock
         try:
-            self._lock = Lock.read(self.path)
+            self._lock = LockFile.read(self.path)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             remedy = "run `roundgate compile`, review the pinned definitions, and commit the file"
@@ -112,7 +112,7 @@ class Pins:
         if self._lock != before:
             self._differing_pages.clear()
 
-    def quarantined(self, snapshot: Snapshot) -> Mapping[str, Mapping[str, str]]:
+    def quarantined(self, snapshot: ServerSnapshot) -> Mapping[str, Mapping[str, str]]:
         """Compare a snapshot with the lock file, and log new differences. Return the reasons for
         the quarantined definitions by kind and name."""
         none: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
@@ -186,7 +186,7 @@ class Pins:
                 reason="quarantined",
             )
 
-    async def write(self, snapshot: Snapshot, server: Server) -> str:
+    async def write(self, snapshot: ServerSnapshot, server: Server) -> str:
         """Write the definitions of a snapshot and its pages to the lock file; return a summary.
 
         Raises:
@@ -200,10 +200,10 @@ class Pins:
             )
             raise ConfigError([self._origin.problem(f"{method}: {reason}", remedy)])
         pages = await self._read_pages(snapshot, server)
-        lock = Lock.from_definitions({**snapshot.pinned, "pages": pages})
-        before: Lock | None = None
+        lock = LockFile.from_definitions({**snapshot.pinned, "pages": pages})
+        before: LockFile | None = None
         with suppress(OSError, ValueError):
-            before = Lock.read(self.path)
+            before = LockFile.read(self.path)
         try:
             lock.write(self.path)
         except OSError as error:
@@ -214,7 +214,7 @@ class Pins:
         lines = [] if before is None else before.changes_to(lock)
         return "\n".join([*lines, f"{self._config.name}: {counts} pinned: {self.path}"])
 
-    async def _read_pages(self, snapshot: Snapshot, server: Server) -> Sequence[Json]:
+    async def _read_pages(self, snapshot: ServerSnapshot, server: Server) -> Sequence[Json]:
         """Return the definitions of a server's pages. Raise ConfigError if a page cannot be read."""
         uris = [uri for uri in snapshot.pages if self._config.pins_page(uri)]
         if len(uris) > MAX_PAGES:

@@ -19,7 +19,7 @@ from roundgate.client.types import Json
 from roundgate.protocol.apps import page_uris
 
 
-class Snapshot(Struct, frozen=True):
+class ServerSnapshot(Struct, frozen=True):
     """The lists of a server."""
 
     definitions: Sequence[Json]
@@ -67,7 +67,7 @@ class Snapshot(Struct, frozen=True):
     def _listed_pages(self) -> Sequence[Json]:
         return [raw for raw in self.lists.get("resources/list") if is_page(raw.get("uri"))]
 
-    def offers_the_same_as(self, other: Snapshot | None) -> bool:
+    def offers_the_same_as(self, other: ServerSnapshot | None) -> bool:
         """Return whether the server offers the same as in another snapshot."""
         return (
             other is not None
@@ -79,15 +79,15 @@ class Snapshot(Struct, frozen=True):
             and self.is_private == other.is_private
         )
 
-    def has_emptied_list_of(self, other: Snapshot) -> bool:
+    def has_emptied_list_of(self, other: ServerSnapshot) -> bool:
         """Return whether a list that had entries in another snapshot is now empty."""
         is_emptied = bool(other.definitions) and not self.definitions
         return is_emptied or self.lists.has_emptied_list_of(other.lists)
 
 
 async def read_snapshot(
-    server: Server, previous: Snapshot | None, *, check_arguments: bool
-) -> Snapshot:
+    server: Server, previous: ServerSnapshot | None, *, check_arguments: bool
+) -> ServerSnapshot:
     """Read the lists of a server.
 
     Args:
@@ -116,4 +116,4 @@ async def read_snapshot(
         usable, left_out = await asyncio.to_thread(
             usable_tools, listing.items, check_arguments=check_arguments
         )
-    return Snapshot(listing.items, info, usable, left_out, ttl_ms, lists, skills, is_private)
+    return ServerSnapshot(listing.items, info, usable, left_out, ttl_ms, lists, skills, is_private)

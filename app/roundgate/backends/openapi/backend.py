@@ -23,7 +23,7 @@ from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import (
     Index,
     Row,
-    Slot,
+    SchemeSlot,
     chosen,
     fingerprint,
     index_path,
@@ -136,7 +136,7 @@ class OpenApiBackend:
         return [
             self._origin.at("credentials").problem(
                 f"{count} operations need the security scheme {name!r}",
-                index.slots.get(name, Slot(name, "a credential")).remedy,
+                index.slots.get(name, SchemeSlot(name, "a credential")).remedy,
             )
             for name, count in needed.items()
         ]

@@ -32,16 +32,16 @@ from roundgate.backends.openapi.index import (
     Alternative,
     Index,
     Row,
-    Slot,
+    SchemeSlot,
     fingerprint,
     index_path,
     make_slot,
     taken_names,
     write,
 )
-from roundgate.backends.openapi.overlays import Action, overlaid, read_actions
+from roundgate.backends.openapi.overlays import OverlayAction, overlaid, read_actions
 from roundgate.backends.openapi.reading import (
-    Document,
+    ApiDocument,
     FoundOperation,
     Identity,
     tool_names,
@@ -143,7 +143,7 @@ class _Compiler:
         self._schemas: dict[str, tuple[int, Raw]] = {}
         self._urls: dict[str, int] = {}
         self._security: dict[bytes, tuple[int, Sequence[Alternative]]] = {}
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, SchemeSlot] = {}
         self._first_is_old = False
 
     def index(self) -> Index:
@@ -187,7 +187,7 @@ class _Compiler:
             left_out=len(self._problems),
         )
 
-    def _documents(self) -> list[Document]:
+    def _documents(self) -> list[ApiDocument]:
         """Return every description, changed by the overlays: the document itself, or the documents
         in the folder that have `paths`. Raise ConfigError if there is none, or one cannot be
         read."""
@@ -197,7 +197,7 @@ class _Compiler:
             uris = [action.resolve().as_uri() for action in documents_in(path)]
         actions = self._actions()
         idle: list[list[Problem]] = []
-        documents: list[Document] = []
+        documents: list[ApiDocument] = []
         for uri in uris:
             try:
                 value = self._sources.document(uri)
@@ -219,9 +219,9 @@ class _Compiler:
         self._idle = [action for action in idle[0] if all(action in others for others in idle)]
         return documents
 
-    def _actions(self) -> list[Action]:
+    def _actions(self) -> list[OverlayAction]:
         """Return the actions of all overlays, or raise ConfigError."""
-        actions: list[Action] = []
+        actions: list[OverlayAction] = []
         for number, place in enumerate(self._config.overlay):
             uri = _uri(place, self._origin.base_dir)
             try:
@@ -233,8 +233,8 @@ class _Compiler:
             actions += read_actions(self._shown(uri), overlay)
         return actions
 
-    def _document(self, uri: str, value: Mapping[str, Any]) -> Document:
-        document = Document(
+    def _document(self, uri: str, value: Mapping[str, Any]) -> ApiDocument:
+        document = ApiDocument(
             uri,
             value,
             self._references,
@@ -259,7 +259,7 @@ class _Compiler:
             return _is_old(value)
         return self._first_is_old
 
-    def _found(self, document: Document) -> Iterator[FoundOperation]:
+    def _found(self, document: ApiDocument) -> Iterator[FoundOperation]:
         for operation in document.operations():
             if isinstance(operation, FoundOperation):
                 yield operation
@@ -267,7 +267,7 @@ class _Compiler:
                 pointer, error = operation
                 self._leave_out(document.uri, pointer, "the path", error)
 
-    def _add(self, name: str, document: Document, location: FoundOperation) -> None:
+    def _add(self, name: str, document: ApiDocument, location: FoundOperation) -> None:
         wants_answer = any(fnmatchcase(name, pattern) for pattern in self._config.output_schemas)
         with _expecting_known_types("the operation"):
             operation = document.read(location, with_answer=wants_answer)

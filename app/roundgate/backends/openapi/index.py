@@ -27,7 +27,7 @@ from roundgate.json import encode
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:
-    from roundgate.backends.http.plan import Plan
+    from roundgate.backends.http.plan import RequestPlan
 
 _KIND: Final = b"roundgate-index "
 _MAGIC: Final = _KIND + b"2 "
@@ -46,7 +46,7 @@ Alternative: TypeAlias = Mapping[str, Sequence[str]]
 """Security schemes that are used together, by name, with the scopes that the operation needs."""
 
 
-class Slot(Struct, frozen=True, array_like=True):
+class SchemeSlot(Struct, frozen=True, array_like=True):
     """A security scheme (OpenAPI "Security Scheme Object") that a configured credential fills."""
 
     name: str
@@ -82,25 +82,27 @@ class Slot(Struct, frozen=True, array_like=True):
         return f"set `credentials.{self.name}` ({self.description}), or one `credential` for all"
 
 
-def make_slot(name: str, scheme: Any) -> Slot:
+def make_slot(name: str, scheme: Any) -> SchemeSlot:
     """Return the slot of a scheme."""
     if not isinstance(scheme, dict):
-        return Slot(name, "a scheme that the document does not describe")
+        return SchemeSlot(name, "a scheme that the document does not describe")
     if scheme.get(_OF_AWS) == "awsSigv4":
-        return Slot(name, "sigv4: execute-api", header="authorization")
+        return SchemeSlot(name, "sigv4: execute-api", header="authorization")
     match scheme.get("type"), scheme.get("in"), str(scheme.get("scheme", "")).lower():
         case "apiKey", ("header" | "query" | "cookie") as place, _:
             key = str(scheme.get("name", ""))
-            return Slot(name, f"{place}: {key}, value: the API key", **{str(place): key})
+            return SchemeSlot(name, f"{place}: {key}, value: the API key", **{str(place): key})
         case "http", _, "basic":
-            return Slot(name, 'basic: "user:password"', header="authorization")
+            return SchemeSlot(name, 'basic: "user:password"', header="authorization")
         case "http", _, _:
-            return Slot(name, "bearer: the token", header="authorization")
+            return SchemeSlot(name, "bearer: the token", header="authorization")
         case "mutualTLS", _, _:
-            return Slot(name, _MUTUAL_TLS)
+            return SchemeSlot(name, _MUTUAL_TLS)
         case (("oauth2" | "openIdConnect"), _, _):
-            return Slot(name, "bearer: a token, or client_credentials", header="authorization")
-    return Slot(name, f"the credential for {scheme.get('type')}", header="authorization")
+            return SchemeSlot(
+                name, "bearer: a token, or client_credentials", header="authorization"
+            )
+    return SchemeSlot(name, f"the credential for {scheme.get('type')}", header="authorization")
 
 
 def chosen(offered: Sequence[Alternative], filled: Collection[str]) -> Alternative | None:
@@ -146,7 +148,7 @@ class Index(Struct, frozen=True):
     servers: Sequence[str]
     """Base URLs."""
     security: Sequence[Sequence[Alternative]]
-    slots: Mapping[str, Slot]
+    slots: Mapping[str, SchemeSlot]
     rows: Sequence[Row]
     schemas: Sequence[tuple[str, Raw]]
     """The schemas that tools share, with their names in `$defs`."""
@@ -172,11 +174,11 @@ class Index(Struct, frozen=True):
             parts += [b',"outputSchema":', bytes(row.output_schema)]
         return b"".join([*parts, b"}"])
 
-    def plan(self, row: Row) -> Plan:
+    def plan(self, row: Row) -> RequestPlan:
         """Return the plan of a tool's requests."""
-        from roundgate.backends.http.plan import Plan
+        from roundgate.backends.http.plan import RequestPlan
 
-        return msgspec.json.decode(row.plan, type=Plan)
+        return msgspec.json.decode(row.plan, type=RequestPlan)
 
 
 def write(index: Index) -> bytes:
@@ -244,7 +246,9 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def taken_names(config: OpenApiBackendConfig, slots: Sequence[Slot]) -> dict[str, frozenset[str]]:
+def taken_names(
+    config: OpenApiBackendConfig, slots: Sequence[SchemeSlot]
+) -> dict[str, frozenset[str]]:
     """Return the names of headers (in lower case), query parameters and cookies that the gateway
     sends itself. No tool parameter may use them."""
     general = () if config.credential is None else (config.credential,)

@@ -24,7 +24,7 @@ MAX_ADDED: Final = 1_000_000
 _WORDS: Final = frozenset({"target", "description", "update", "remove"})
 
 
-class Action(Struct, frozen=True):
+class OverlayAction(Struct, frozen=True):
     """One change ("Action Object"), and its place in the overlay."""
 
     file: str
@@ -39,7 +39,7 @@ class Action(Struct, frozen=True):
         return Problem(self.file, self.pointer, message, remedy)
 
 
-def read_actions(file: str, overlay: Any) -> list[Action]:
+def read_actions(file: str, overlay: Any) -> list[OverlayAction]:
     """Return the actions of a parsed overlay, in order. `file` is its name in problems.
 
     Raises:
@@ -57,12 +57,12 @@ def read_actions(file: str, overlay: Any) -> list[Action]:
     ]
     if problems := [entry for entry in actions if isinstance(entry, Problem)]:
         raise ConfigError(problems)
-    return [entry for entry in actions if isinstance(entry, Action)]
+    return [entry for entry in actions if isinstance(entry, OverlayAction)]
 
 
 def _action(
     file: str, at: str, entry: Any, compile_path: Callable[[str], Find]
-) -> Action | Problem:
+) -> OverlayAction | Problem:
     if not isinstance(entry, dict) or not isinstance(entry.get("target"), str):
         return Problem(
             file, at, "is not an action", "give it a `target`, and `update` or `remove: true`"
@@ -78,7 +78,7 @@ def _action(
     except ValueError as error:
         remedy = 'write JSONPath (RFC 9535), such as $.paths["/pets"].get'
         return Problem(file, f"{at}/target", f"is not JSONPath: {error}", remedy)
-    return Action(file, at, entry["target"], find, removes, entry.get("update"))
+    return OverlayAction(file, at, entry["target"], find, removes, entry.get("update"))
 
 
 def _jsonpath(file: str) -> Callable[[str], Find]:
@@ -100,7 +100,7 @@ def _jsonpath(file: str) -> Callable[[str], Find]:
     return compiled
 
 
-def overlaid(document: Any, actions: Sequence[Action]) -> tuple[Any, list[Problem]]:
+def overlaid(document: Any, actions: Sequence[OverlayAction]) -> tuple[Any, list[Problem]]:
     """Return a changed copy of a document, and a problem for each action without a target. The
     specification allows such actions, but most are mistakes.
 
@@ -125,7 +125,7 @@ def overlaid(document: Any, actions: Sequence[Action]) -> tuple[Any, list[Proble
     return changed, idle
 
 
-def _found(action: Action, document: Any) -> list[Location]:
+def _found(action: OverlayAction, document: Any) -> list[Location]:
     import jsonpath_rfc9535 as jsonpath
 
     try:
@@ -135,7 +135,7 @@ def _found(action: Action, document: Any) -> list[Location]:
         raise ConfigError([action.problem(message, "use a simpler `target`")]) from None
 
 
-def _remove(action: Action, document: Any, locations: Sequence[Location]) -> None:
+def _remove(action: OverlayAction, document: Any, locations: Sequence[Location]) -> None:
     if () in locations:
         raise ConfigError([action.problem("removes the whole document", "choose a part of it")])
 
@@ -147,7 +147,7 @@ def _remove(action: Action, document: Any, locations: Sequence[Location]) -> Non
         del _at(document, location[:-1])[location[-1]]
 
 
-def _update(action: Action, document: Any, locations: Sequence[Location]) -> None:
+def _update(action: OverlayAction, document: Any, locations: Sequence[Location]) -> None:
     for location, node in [(place, _at(document, place)) for place in locations]:
         if isinstance(node, list):
             node.append(copy.deepcopy(action.update))
@@ -157,7 +157,7 @@ def _update(action: Action, document: Any, locations: Sequence[Location]) -> Non
             raise ConfigError([_misfit(action, location, node)])
 
 
-def _misfit(action: Action, location: Location, node: Any) -> Problem:
+def _misfit(action: OverlayAction, location: Location, node: Any) -> Problem:
     where = "".join(f"/{step}" for step in location)
     if isinstance(node, dict):
         message, remedy = "the update of an object is not an object", "give the members that change"

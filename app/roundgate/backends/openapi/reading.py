@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from roundgate.backends.http.bodies import Body
 from roundgate.backends.http.credential_config import FRAMING, header_key
-from roundgate.backends.http.plan import Parameter, Plan
+from roundgate.backends.http.plan import Parameter, RequestPlan
 from roundgate.backends.http.plan import Place as ParameterPlace
 from roundgate.backends.http.values import Style, header_schema
 from roundgate.backends.openapi import swagger2
@@ -103,7 +103,7 @@ def _with_digest(name: str, operation: Identity, longest: int) -> str:
     return f"{name[: max(longest - _DIGITS - 1, 0)].rstrip('_.-')}_{digest}".lstrip("_")
 
 
-class Operation(Struct, frozen=True):
+class DescribedOperation(Struct, frozen=True):
     """One operation of a document that can be a tool."""
 
     identity: Identity
@@ -112,7 +112,7 @@ class Operation(Struct, frozen=True):
     description: str
     input_schema: Mapping[str, Any]
     output_schema: Mapping[str, Any] | None
-    plan: Plan
+    plan: RequestPlan
     own_servers: Any
     security: Sequence[Alternative]
     extensions: Mapping[str, Any]
@@ -131,7 +131,7 @@ class FoundOperation(Struct, frozen=True):
     item_uri: str
 
 
-class Document(Struct, frozen=True):
+class ApiDocument(Struct, frozen=True):
     """One description: a document with `paths`."""
 
     uri: str
@@ -216,7 +216,7 @@ class Document(Struct, frozen=True):
                     where, at, Identity(method.upper(), path, name), value, item, uri
                 )
 
-    def read(self, raw: FoundOperation, *, with_answer: bool) -> Operation:
+    def read(self, raw: FoundOperation, *, with_answer: bool) -> DescribedOperation:
         """Read an operation, with the schema of its result if `with_answer`.
 
         Raises:
@@ -230,7 +230,7 @@ class Document(Struct, frozen=True):
         security = alternatives(value.get("security", self.value.get("security")))
         if len(parameters) > MAX_ARGUMENTS:
             raise UnusableOperation(f"the operation has more than {MAX_ARGUMENTS:,} parameters")
-        arguments = _Arguments(self, raw.identity)
+        arguments = _OperationArguments(self, raw.identity)
         for uri, parameter in parameters:
             arguments.add_parameter(uri, parameter)
         arguments.check_path()
@@ -242,14 +242,14 @@ class Document(Struct, frozen=True):
         answers = self._answers(here, value, dangling)
         accepted = media_types(content for _, content in answers)
         tags = value.get("tags")
-        return Operation(
+        return DescribedOperation(
             identity=raw.identity,
             tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
             title=_title(value.get("summary")),
             description=_description(value, raw, scope_text(security)),
             input_schema=arguments.input_schema(),
             output_schema=self._output_schema(here, answers, dangling) if with_answer else None,
-            plan=Plan(
+            plan=RequestPlan(
                 raw.identity.method,
                 path,
                 tuple(arguments.parameters),
@@ -316,10 +316,10 @@ class Document(Struct, frozen=True):
         return None
 
 
-class _Arguments:
+class _OperationArguments:
     """The arguments of one operation while they are collected."""
 
-    def __init__(self, document: Document, identity: Identity) -> None:
+    def __init__(self, document: ApiDocument, identity: Identity) -> None:
         self._document = document
         self._identity = identity
         self._fixed = {name for name, _ in parse_qsl(_path_and_query(identity.path)[1])}

@@ -107,7 +107,7 @@ class UnusableSkill(Inside):
 
 
 @dataclass(slots=True)
-class _Reader:
+class _FolderReader:
     """Reads a folder once."""
 
     root: Path
@@ -225,7 +225,7 @@ def read_skills(root: Path, name: str) -> tuple[Skills, list[UnusableSkill]]:
         root: the folder.
         name: the name of the back end, with which every path begins.
     """
-    reader = _Reader(root, SCHEME + name)
+    reader = _FolderReader(root, SCHEME + name)
     try:
         reader.read(root, is_in_skill=False, depth=0)
     except UnusableSkill as error:

@@ -13,7 +13,7 @@ from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import pins as mcp_pins
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.backends.mcp.config import McpBackendConfig
-from roundgate.backends.mcp.lock import Lock, definition_digest
+from roundgate.backends.mcp.lock import LockFile, definition_digest
 from roundgate.backends.mcp.tools import MAX_NAME
 from roundgate.cli import main
 from roundgate.errors import ConfigError
@@ -268,6 +268,6 @@ def test_a_digest_ignores_the_order_of_members_and_what_belongs_to_one_hop() -> 
         {"b": "\ud800", **hop, "a": 1}
     )
     assert definition_digest({"a": 1}) != definition_digest({"a": 2})
-    lock = Lock.from_definitions({"tools": [{"name": "a"}, {"name": 5}]})
+    lock = LockFile.from_definitions({"tools": [{"name": "a"}, {"name": 5}]})
     assert lock.differences("tools", [{"name": "a"}, {"name": 5}]) == {}
     assert McpBackendConfig(kind="mcp", name="n", url="http://h").packed_files == ()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.http.plan import Parameter, Plan
+from roundgate.backends.http.plan import Parameter, RequestPlan
 from roundgate.errors import ToolError
 from tests.support.openapi import Compiled, compiled, document, operation
 
@@ -84,7 +84,7 @@ def placed(
     """Where it went: the path behind its slash, the query, or the header."""
     path = "/{" + name + "}" if place == "path" else "/"
     parameter = Parameter("a", name, place, style, explode, **more)
-    outgoing = Plan("GET", path, (parameter,)).request({"a": value})
+    outgoing = RequestPlan("GET", path, (parameter,)).request({"a": value})
     if place == "path":
         return outgoing.path[1:]
     if place == "query":
