@@ -39,7 +39,7 @@ HOUSE = {
     "modules of a served gateway": 164,
     "layers": 18,
     "modules in circles": 4,
-    "names with two classes": 81,
+    "names with two classes": 82,
     "functions of more than 60 lines": 20,
 }
 
