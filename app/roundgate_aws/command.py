@@ -24,7 +24,7 @@ def declare(commands: Commands) -> None:
     """Add the commands of this module."""
     package = command(
         commands, "package", "make the zips of the AWS Lambda functions",
-        "roundgate package --list", "roundgate package --s3 releases/shop", run=run,
+        "roundgate package --list", "roundgate package --s3 releases/shop", run=_package,
     )  # fmt: skip
     add_config(package)
     architectures, about = ("arm64", "x86_64"), "architecture of the functions (default: arm64)"
@@ -40,7 +40,7 @@ def declare(commands: Commands) -> None:
         commands, "deploy", "package and deploy the stack with AWS SAM", "roundgate deploy",
         "roundgate deploy --config-env staging",
         "roundgate deploy shop gateway.yaml --parameter-overrides LogLevel=debug",
-        usage="roundgate deploy [STACK] [CONFIG] [options of sam deploy]", run=run,
+        usage="roundgate deploy [STACK] [CONFIG] [options of sam deploy]", run=_deploy,
     )  # fmt: skip
     deploy.complete = with_stack
     about = "name of the stack (default: stack_name in samconfig.toml)"
@@ -51,7 +51,7 @@ def declare(commands: Commands) -> None:
 
     stack = command(
         commands, "stack", "run the deployed stack on this machine", "roundgate stack --demo",
-        "roundgate stack --port 9000 --directory logs", run=run,
+        "roundgate stack --port 9000 --directory logs", run=_run_stack,
     )  # fmt: skip
     add_config(stack)
     flag(stack, "--demo", "show a call with rounds and a task, replica by replica")
@@ -85,26 +85,14 @@ def with_stack(words: Sequence[str]) -> list[str]:
     return ["", *words] if is_none else list(words)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run one of the commands.
-
-    Raises:
-        ConfigError: the configuration or the content of the package is invalid.
-        UsageError: the deployment is refused, a request to AWS failed, or a tool is not installed.
-    """
-    match arguments.command:
-        case "package":
-            path = configuration_file(arguments.config)
-            planned = planned_from(path, arguments.arch, anew=arguments.lock)
-            print(*planned.lines(), sep="\n")
-            if not arguments.list:
-                out = _make(planned, arguments.out or path.parent / ".build").parent
-                if arguments.s3 is not None:
-                    print(*upload.publish(out, arguments.s3), sep="\n")
-        case "deploy":
-            return _deploy(arguments)
-        case "stack":
-            return _run_stack(arguments)
+def _package(arguments: argparse.Namespace) -> int:
+    path = configuration_file(arguments.config)
+    planned = planned_from(path, arguments.arch, anew=arguments.lock)
+    print(*planned.lines(), sep="\n")
+    if not arguments.list:
+        out = _make(planned, arguments.out or path.parent / ".build").parent
+        if arguments.s3 is not None:
+            print(*upload.publish(out, arguments.s3), sep="\n")
     return 0
 
 

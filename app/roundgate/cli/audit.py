@@ -32,12 +32,12 @@ from roundgate.settings import AuditConfig
 
 def declare(commands: Commands) -> None:
     """Add `roundgate audit`."""
-    audit = command(commands, "audit", "verify and read the audit log", run=run)
+    audit = command(commands, "audit", "verify and read the audit log")
     actions = audit.add_subparsers(dest="action", required=True)
     about = "find records that were changed, removed or reordered"
     verify = command(
         actions, "verify", about, "roundgate audit verify",
-        "roundgate audit verify /var/log/roundgate --anchors gateway.log",
+        "roundgate audit verify /var/log/roundgate --anchors gateway.log", run=_verify,
     )  # fmt: skip
     add_audit_paths(verify)
     about = "file with checkpoints that were kept elsewhere, such as a JSON log; may be repeated"
@@ -46,12 +46,12 @@ def declare(commands: Commands) -> None:
     )
     flag(verify, "--mixed", "skip lines that are not records, as in an exported log")
     about = "print the records of a call, with its rounds and tasks"
-    show = command(actions, "show", about, "roundgate audit show V1Xq0d3nRkmzk1m2Yb9S7w")
+    show = command(actions, "show", about, "roundgate audit show V1Xq0d3nRkmzk1m2Yb9S7w", run=_show)
     show.add_argument("call", metavar="CALL", help="id of the call, as the log has it")
     add_audit_paths(show)
     flag(show, "--json", "print the records as JSON, one per line")
     about = "print the digest of arguments or of an answer, to compare it with a record"
-    digest = command(actions, "digest", about, "roundgate audit digest arguments.json")
+    digest = command(actions, "digest", about, "roundgate audit digest arguments.json", run=_digest)
     about = "file with the value as JSON (default: standard input)"
     digest.add_argument("file", nargs="?", type=Path, metavar="FILE", help=about)
     add_config_option(digest, "of the log")
@@ -61,23 +61,6 @@ def add_audit_paths(action: argparse.ArgumentParser) -> None:
     about = "files or directories of the log (default: the directory of gateway.yaml)"
     action.add_argument("paths", nargs="*", type=Path, metavar="PATH", help=about)
     add_config_option(action, "of the log")
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Run an `audit` action and return its exit status: 1 if the log has a problem, or no record of
-    the call.
-
-    Raises:
-        UsageError: a path does not exist, or no configuration names an audit log.
-        ConfigError: the key of the digests cannot be used.
-    """
-    match arguments.action:
-        case "verify":
-            return _verify(arguments)
-        case "show":
-            return _show(arguments)
-        case _:
-            return _digest(arguments)
 
 
 def _verify(arguments: argparse.Namespace) -> int:

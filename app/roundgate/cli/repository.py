@@ -28,7 +28,7 @@ def declare(commands: Commands) -> None:
     """Add the commands of this module."""
     new = command(
         commands, "new", "create a repository for your tools", "roundgate new weather",
-        "roundgate new shop --from openapi.json", "roundgate new shop --aws", run=run,
+        "roundgate new shop --from openapi.json", "roundgate new shop --aws", run=_new,
     )  # fmt: skip
     new.add_argument(
         "directory", type=Path, help="directory to create; the repository has its name"
@@ -39,7 +39,7 @@ def declare(commands: Commands) -> None:
 
     about = "print a page of this version's documentation, or list the pages"
     docs = command(
-        commands, "docs", about, "roundgate docs", "roundgate docs configuration", run=run
+        commands, "docs", about, "roundgate docs", "roundgate docs configuration", run=_print_page
     )
     docs.add_argument(
         "page",
@@ -50,7 +50,7 @@ def declare(commands: Commands) -> None:
 
     keys = command(
         commands, "keys", "make and rotate the keys that seal requestState",
-        "roundgate keys new", "roundgate keys rotate --stage 1", run=run,
+        "roundgate keys new", "roundgate keys rotate --stage 1", run=_print_keys,
     )  # fmt: skip
     actions = keys.add_subparsers(dest="action", required=True)
     actions.add_parser("new", help="print a new key for GATEWAY_STATE_KEYS")
@@ -61,30 +61,23 @@ def declare(commands: Commands) -> None:
 
     schema = command(
         commands, "schema", "print a JSON Schema for editors",
-        "roundgate schema > gateway.schema.json", "roundgate schema --suite", run=run,
+        "roundgate schema > gateway.schema.json", "roundgate schema --suite", run=_print_schema,
     )  # fmt: skip
     flag(schema, "--suite", "print the schema of suites (default: of gateway.yaml)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run one of the commands.
+def _print_schema(arguments: argparse.Namespace) -> int:
+    if arguments.suite:
+        print(json.dumps(load_extension("suite-schema")(), indent=2))
+    else:
+        print(gateway_schema())
+    return 0
 
-    Raises:
-        UsageError: the repository cannot be created, the page does not exist, or the keys of the
-            environment cannot be rotated.
-    """
-    match arguments.command:
-        case "new":
-            _new(arguments)
-        case "schema":
-            if arguments.suite:
-                print(json.dumps(load_extension("suite-schema")(), indent=2))
-            else:
-                print(gateway_schema())
-        case "keys":
-            print(keys.new_key() if arguments.action == "new" else _rotated(arguments.stage))
-        case "docs":
-            _print_page(arguments.page)
+
+def _print_keys(arguments: argparse.Namespace) -> int:
+    """Print a new key, or the keys of a rotation. Raise UsageError if the keys of the environment cannot
+    be rotated."""
+    print(keys.new_key() if arguments.action == "new" else _rotated(arguments.stage))
     return 0
 
 
@@ -106,13 +99,14 @@ _FILES_FOR_AWS: Final = {
 }
 
 
-def _new(arguments: argparse.Namespace) -> None:
+def _new(arguments: argparse.Namespace) -> int:
     for file in write_repository(arguments.directory, arguments.openapi, aws=arguments.aws):
         print(f"  {file}")
     extras = "dev,aws" if arguments.aws else "dev"
     print(
         f"Next: cd {arguments.directory} && pip install -e '.[{extras}]' && pytest && roundgate serve --reload"
     )
+    return 0
 
 
 def write_repository(directory: Path, openapi: Path | None, *, aws: bool = False) -> list[Path]:
@@ -247,14 +241,14 @@ DOCS: Final = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parents[1] / "docs"
 """The folder of the documents, in the installed package or in a checkout."""
 
 
-def _print_page(page: str | None) -> None:
-    all_pages = pages()
+def _print_page(arguments: argparse.Namespace) -> int:
+    page, all_pages = arguments.page, pages()
     if page is None:
         titles = {
             name: path.read_text("utf-8").partition("\n")[0] for name, path in all_pages.items()
         }
         show_table([(name, title.removeprefix("# ")) for name, title in titles.items()])
-        return
+        return 0
     page_name = page.removeprefix("docs/").partition("#")[0].removesuffix(".md")
     if page_name not in all_pages:
         near = get_close_matches(page_name, all_pages, 3)
@@ -265,6 +259,7 @@ def _print_page(page: str | None) -> None:
         )
         raise UsageError(f"there is no page {page_name!r}: {meant}")
     print(all_pages[page_name].read_text("utf-8"), end="")
+    return 0
 
 
 def pages() -> dict[str, Path]:

@@ -34,7 +34,7 @@ def of_servers() -> dict[str, argparse.ArgumentParser]:
     return {
         name: command
         for name, command in commands().items()
-        if command.get_default("run").__module__ in modules
+        if getattr(command.get_default("run"), "__module__", "") in modules
     }
 
 
