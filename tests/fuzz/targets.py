@@ -48,7 +48,7 @@ from tests.support.jobs import dig
 
 del crash, broken_prompt, broken_note
 """
-EVENTS: Final = Path(__file__).parents[1] / "functions/events"
+EVENTS: Final = Path(__file__).parents[1] / "roundgate_aws/functions/events"
 OURS: Final = {502, 504, 500}
 """Statuses that are never right; 503 says that there are too many requests."""
 

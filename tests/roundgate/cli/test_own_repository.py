@@ -97,15 +97,10 @@ def run(site: Path, repository: Path, *command: str, **environ: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_has_one_package_with_types(site: Path) -> None:
-    assert {
-        path.name
-        for path in site.iterdir()
-        if path.is_dir() and not path.name.endswith(".dist-info")
-    } == {
-        "bin",
-        "roundgate",
-    }
+def test_the_wheel_has_four_packages_with_types(site: Path) -> None:
+    packages = {"roundgate", "roundgate_aws", "roundgate_console", "roundgate_testing"}
+    folders = {path.name for path in site.iterdir() if path.is_dir()}
+    assert {name for name in folders if not name.endswith(".dist-info")} == packages | {"bin"}
     assert (site / "roundgate/py.typed").exists()
 
 

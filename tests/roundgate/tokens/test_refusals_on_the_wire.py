@@ -174,7 +174,7 @@ CHANGES: dict[str, Change] = {
     "audience": _replica(audience="other"),
     "retired key": _replica(state_keys=TWO),
     "expired": lambda desk, params: desk.clock.skip(906),
-    "from the future": lambda desk, params: desk.clock.skip(-6),
+    "from the future": lambda desk, params: desk.clock.skip(-60),
 }
 
 

@@ -27,7 +27,7 @@ from tests.roundgate_testing.cassettes.conversations import EXPECTED, INFO, held
 from tests.support.scripted import Asked, http, scripted
 from tests.support.server import running
 
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 RECORDED = HERE / "recorded"
 
 
