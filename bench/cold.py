@@ -34,10 +34,10 @@ from bench.subjects import ROOT
 from bench.wire import KNOWS_TASKS, http_request
 from roundgate.auth import LOCAL, task_owner
 from roundgate_aws import machine, packaging
-from roundgate_aws.stack.functions import INVOCATION, Environment, Tools, unpack
-from roundgate_aws.stack.services import Aws, make_resources, services
+from roundgate_aws.stack.functions import INVOCATION, EmulatorPrograms, Environment, unpack
+from roundgate_aws.stack.services import LocalAws, make_resources, services
 from roundgate_aws.stack.stack import build_zips, find_tools
-from roundgate_aws.template import Function, Template
+from roundgate_aws.template import StackTemplate, TemplateFunction
 
 WITH_BYTE_CODE = "byte code in the zips"
 WITHOUT = "sources alone in the zips"
@@ -79,9 +79,9 @@ def samples(settings: Settings) -> Iterator[Sample]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
         aws = stack.enter_context(services(folder))
-        resources = make_resources(aws, Template(machine.TEMPLATE, {}, {}))
+        resources = make_resources(aws, StackTemplate(machine.TEMPLATE, {}, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
-        template = Template(machine.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
+        template = StackTemplate(machine.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
         with redirect_stdout(sys.stderr):  # standard output is only for samples
             build(folder)
         measure = Measure(settings, tools, template, aws, folder)
@@ -206,9 +206,9 @@ class Measure:
     """The measurements. Each starts functions one at a time."""
 
     settings: Settings
-    tools: Tools
-    template: Template
-    aws: Aws
+    tools: EmulatorPrograms
+    template: StackTemplate
+    aws: LocalAws
     folder: Path
 
     def starts(self, case: str, rows: Sequence[Cold], count: int) -> Iterator[Sample]:
@@ -251,7 +251,7 @@ class Measure:
             "WorkerFunction" if row.name == "worker" else "GatewayFunction"
         )
         code = self.folder / row.code
-        function = Function(**{**vars(described), "handler": row.handler, "zip": code})
+        function = TemplateFunction(**{**vars(described), "handler": row.handler, "zip": code})
         variables = {
             **self.aws.environment,
             "TABLE": "tasks",

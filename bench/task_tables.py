@@ -27,7 +27,7 @@ from roundgate.protocol import Status
 from roundgate.storage import TaskRef, postgres
 from roundgate.storage.dynamodb import BATCH, SHARDS, DynamoDbTasks
 from roundgate.storage.postgres import PostgresTasks
-from roundgate.storage.sqlite import Database, SqliteTasks
+from roundgate.storage.sqlite import SqliteDatabase, SqliteTasks
 from roundgate.tasks import TaskCall, events
 from roundgate.tasks.events import NewTask
 from roundgate.tasks.stored import Claimed, StoredTasks
@@ -66,15 +66,15 @@ class Filled:
             emulator, table = self.dynamodb
             return StoredTasks(DynamoDbTasks(emulator.open(table)))
         if self.postgresql is not None:
-            return StoredTasks(PostgresTasks(postgres.Database(self.postgresql.url)))
-        return StoredTasks(SqliteTasks(Database(self.folder / "gateway.sqlite3")))
+            return StoredTasks(PostgresTasks(postgres.PostgresDatabase(self.postgresql.url)))
+        return StoredTasks(SqliteTasks(SqliteDatabase(self.folder / "gateway.sqlite3")))
 
 
 def sqlite(folder: Path, count: int) -> Filled:
     """Create a SQLite file with `count` open tasks."""
     folder.mkdir()
     path = folder / "gateway.sqlite3"
-    asyncio.run(_fill_sqlite(Database(path, durable=False), count))
+    asyncio.run(_fill_sqlite(SqliteDatabase(path, durable=False), count))
     return Filled("SQLite", count, folder, {"GATEWAY_STORE": f"sqlite:///{path}"})
 
 
@@ -95,12 +95,12 @@ def dynamodb(folder: Path, count: int, emulator: Emulator, table: str) -> Filled
 def postgresql(folder: Path, count: int, server: Server) -> Filled:
     """Create the tables in a server's database anew, with `count` open tasks."""
     folder.mkdir()
-    asyncio.run(_fill_postgresql(postgres.Database(server.url), count))
+    asyncio.run(_fill_postgresql(postgres.PostgresDatabase(server.url), count))
     environment = {"GATEWAY_STORE": server.url, "GATEWAY_STATE_KEYS": KEY}
     return Filled("PostgreSQL", count, folder, environment, postgresql=server)
 
 
-async def _fill_postgresql(database: postgres.Database, count: int) -> None:
+async def _fill_postgresql(database: postgres.PostgresDatabase, count: int) -> None:
     await database.fetch("drop schema if exists roundgate cascade")
     await database.aclose()
     store = StoredTasks(PostgresTasks(database))
@@ -127,7 +127,7 @@ async def _fill_postgresql(database: postgres.Database, count: int) -> None:
     await store.aclose()
 
 
-async def _fill_sqlite(database: Database, count: int) -> None:
+async def _fill_sqlite(database: SqliteDatabase, count: int) -> None:
     store = StoredTasks(SqliteTasks(database))
     await _put_first(store)
     await database.write(lambda db: _copy(db, count))
@@ -191,7 +191,7 @@ async def _put_asking(store: StoredTasks, ref: TaskRef) -> None:
     await store.create(_new(ref, now_ms))
     claimed = await store.claim(ref, events.Claim(now_ms + 30_000, now_ms + 30_000, now_ms), now_ms)
     assert isinstance(claimed, Claimed)
-    await store.write(claimed.lease, events.Suspend({"confirm": encode(QUESTION)}), now_ms)
+    await store.write(claimed.lease, events.SuspendTask({"confirm": encode(QUESTION)}), now_ms)
 
 
 def _completed(ref: TaskRef, text: str) -> NewTask:

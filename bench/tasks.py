@@ -38,7 +38,7 @@ from bench.task_tables import Filled
 from bench.wire import KNOWS_TASKS, WrongAnswerError, http_request, message_in, task_request
 from roundgate.clock import Clock
 from roundgate.settings import TasksConfig
-from roundgate.storage.sqlite import Database, SqliteQueue
+from roundgate.storage.sqlite import SqliteDatabase, SqliteQueue
 from roundgate.tasks.sweep import Sweep
 
 CLIENTS = 16
@@ -266,7 +266,10 @@ def _sweeps(tables: Sequence[Filled]) -> Iterator[Sample]:
 
 
 async def _swept(table: Filled) -> list[dict[str, float]]:
-    store, queue = table.open(), SqliteQueue(Database(table.folder / "queue.sqlite3"), Clock())
+    store, queue = (
+        table.open(),
+        SqliteQueue(SqliteDatabase(table.folder / "queue.sqlite3"), Clock()),
+    )
     sweep = Sweep(store, queue, Clock(), TasksConfig())
     await sweep.sweep()  # opens the connection
     await sweep.overdue_s()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 
 MILLION = 1_000_000
 GB = 1_000_000_000
@@ -289,7 +289,7 @@ class Bill:
 
 
 def idle(
-    template: Template, prices: Prices, assumed: Assumed, measured: Measured, worker_gb: float
+    template: StackTemplate, prices: Prices, assumed: Assumed, measured: Measured, worker_gb: float
 ) -> Iterator[tuple[str, float]]:
     """Yield each item of a month without calls, with its cost in dollars."""
     resources = [resource["Type"] for resource in template.source["Resources"].values()]
@@ -315,7 +315,7 @@ def idle(
     )
 
 
-def alarm_metrics(template: Template) -> int:
+def alarm_metrics(template: StackTemplate) -> int:
     """Return the number of metrics that the alarms look at. An expression is not billed."""
     names = template.named("AWS::CloudWatch::Alarm")
     looked_at = (template.properties(name).get("Metrics", [{}]) for name in names)
@@ -369,7 +369,7 @@ https://docs.aws.amazon.com/lambda/latest/dg/lambda-concurrency.html"""
 
 
 def ceilings(
-    template: Template, measured: Measured, assumed: Assumed
+    template: StackTemplate, measured: Measured, assumed: Assumed
 ) -> Iterator[tuple[str, list[float]]]:
     """Yield the number of tasks per second that each part supports from creation to end. Beyond it,
     requests get 429, or writes are throttled."""
@@ -412,7 +412,7 @@ TASK_METRICS = ("created", "claimed", "ended", "ended")
 
 def tables(prices: Prices, assumed: Assumed) -> str:
     """Return all tables as Markdown."""
-    template, measured = Template(ROOT / "template.yaml", {}, {}), Measured.read()
+    template, measured = StackTemplate(ROOT / "template.yaml", {}, {}), Measured.read()
     gateway_gb, worker_gb = (
         template.source["Parameters"][name]["Default"] / 1024
         for name in ("GatewayMemory", "WorkerMemory")

@@ -39,7 +39,7 @@ HOUSE = {
     "modules of a served gateway": 164,
     "layers": 18,
     "modules in circles": 4,
-    "names with two classes": 82,
+    "names with two classes": 7,
     "functions of more than 60 lines": 20,
 }
 
@@ -73,13 +73,19 @@ def test_modules_that_import_each_other() -> None:
     measured("modules in circles", len(circle), circle)
 
 
+NAMESAKES = {"Completion", "Prompt", "Question", "Resource", "Results", "Tool", "Url"}
+"""Names that mean two classes: the protocol's words, for what the gateway serves and for what its client sees, and the
+results of each revision."""
+
+
 def test_a_class_name_means_one_thing() -> None:
     homes = defaultdict(set)
-    for name, tree in modules().items():
+    for name, tree in MODULES.items():
         for node in tree.body:
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].add(name)
     twins = {name: sorted(places) for name, places in sorted(homes.items()) if len(places) > 1}
+    assert twins.keys() <= NAMESAKES, {name: twins[name] for name in twins.keys() - NAMESAKES}
     measured("names with two classes", len(twins), twins)
 
 

@@ -32,7 +32,7 @@ Text: TypeAlias = Annotated[str, Field(pattern=r"\S")]
 ATTRIBUTE: Final = "__mcp_declarations__"
 
 
-class Options(TypedDict, total=False):
+class DeclaredOptions(TypedDict, total=False):
     """The options of all three decorators."""
 
     __pydantic_config__ = ConfigDict(  # type: ignore[misc]
@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
     """The `_meta` of the entry in the list."""
 
 
-class ToolOptions(Options, total=False):
+class ToolOptions(DeclaredOptions, total=False):
     """The options of `@tool`. By default, name, description and schemas come from the function."""
 
     input_schema: Mapping[str, Any] | None
@@ -89,7 +89,7 @@ class ToolOptions(Options, total=False):
     file relative to the module's folder, or an `App` with further options."""
 
 
-class PromptOptions(Options, total=False):
+class PromptOptions(DeclaredOptions, total=False):
     """The options of `@prompt`."""
 
     complete: Mapping[str, Completer] | None
@@ -97,7 +97,7 @@ class PromptOptions(Options, total=False):
     typed text."""
 
 
-class ResourceOptions(Options, total=False):
+class ResourceOptions(DeclaredOptions, total=False):
     """The options of `@resource`, besides its URI."""
 
     mime_type: Text | None

@@ -96,7 +96,7 @@ def _package(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan:
+def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.PackagePlan:
     """Return the package plan of a configuration; fail if `roundgate check` would find problems.
 
     Args:
@@ -129,7 +129,7 @@ def _environment_as_before() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _make(planned: packaging.Plan, out: Path) -> Path:
+def _make(planned: packaging.PackagePlan, out: Path) -> Path:
     """Write the zips and the template into a folder; return the template's path."""
     packaging.package(planned, out)
     written = template.write(planned.file, planned.arch, out)

@@ -28,7 +28,7 @@ from typing import Any, Final
 from roundgate.errors import UsageError
 from roundgate.settings import Reference, kept_at_aws, yaml_file
 from roundgate_aws.options import NO_EXECUTE, OVERRIDES, DeployOptions
-from roundgate_aws.template import Template, env_parameters, parameter_name
+from roundgate_aws.template import StackTemplate, env_parameters, parameter_name
 
 LATER: Final = "later"
 """The value of `ProtectTable` while a new stack is being created."""
@@ -78,7 +78,7 @@ def check(
         executions: the account's limit on concurrent executions; `None` if unknown.
     """
     value, says = read_configuration(config), {**stored, **options.overrides}
-    parameters_of_template = {**Template().source["Parameters"], **env_parameters(_env(value))}
+    parameters_of_template = {**StackTemplate().source["Parameters"], **env_parameters(_env(value))}
     for name in options.overrides.keys() - parameters_of_template.keys():
         alike = get_close_matches(name, parameters_of_template, n=1)
         hint = (
@@ -120,7 +120,7 @@ def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
             " and a REST API has none: no caller would be accepted.\n"
             "Configure auth with jwks_url, and the gateway verifies tokens; or deploy with ApiType=http."
         )
-    has_another = Template().named("AWS::ApiGatewayV2::Authorizer") != ["Authorizer"]
+    has_another = StackTemplate().named("AWS::ApiGatewayV2::Authorizer") != ["Authorizer"]
     if "authorizer" in settings and not issuer and not has_another:
         raise UsageError(
             f"{config} relies on an authorizer of API Gateway, and the stack has none: no caller would be accepted.\n"
@@ -166,7 +166,7 @@ def _check_domain(says: Mapping[str, str]) -> None:
 
 def parameters(options: DeployOptions, stored: Mapping[str, str]) -> dict[str, str]:
     """Return all parameters to pass, always including the architecture."""
-    default = Template().source["Parameters"]["Architecture"]["Default"]
+    default = StackTemplate().source["Parameters"]["Architecture"]["Default"]
     values = {"Architecture": stored.get("Architecture", default), **options.overrides}
     if not stored:
         is_open = values.get("ProtectTable") == "false"
@@ -197,7 +197,7 @@ def release_digest(says: Mapping[str, str], template: Path) -> str:
         says: the known parameters; for others the template's defaults count.
         template: the file that `roundgate package` wrote beside the zips.
     """
-    declared: Mapping[str, Any] = Template(template).source["Parameters"]
+    declared: Mapping[str, Any] = StackTemplate(template).source["Parameters"]
     values = {
         name: str(parameter["Default"])
         for name, parameter in declared.items()
@@ -426,7 +426,7 @@ def remarks(options: DeployOptions, config: Path, stored: Mapping[str, str]) -> 
 
 
 @dataclass(frozen=True)
-class Account:
+class DeployedState:
     """The state of a stack and its account at AWS."""
 
     stored: Mapping[str, str]
@@ -475,7 +475,7 @@ def default_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
     }
 
 
-def of_account(options: DeployOptions, config: Path) -> tuple[DeployOptions, Account]:
+def of_account(options: DeployOptions, config: Path) -> tuple[DeployOptions, DeployedState]:
     """Add the variables and ARNs that follow from the configuration; also return the state at AWS.
 
     Raises:
@@ -490,7 +490,7 @@ def of_account(options: DeployOptions, config: Path) -> tuple[DeployOptions, Acc
             was_default = default_parameters(cloudformation, options.stack)
             options = with_variables(options, config, stored, was_default)
         options = with_secrets(with_functions(options, config, session), config, session, stored)
-        return options, Account(stored, concurrency_limit(session.client("lambda")))
+        return options, DeployedState(stored, concurrency_limit(session.client("lambda")))
     except (BotoCoreError, ClientError) as error:
         raise UsageError(
             f"A request to AWS about the stack {options.stack} failed: {error}"

@@ -38,16 +38,16 @@ ENVELOPE_BYTES: Final = 20_000
 """An upper bound for the rest of a response; API Gateway accepts 10,240 bytes of headers."""
 
 
-def make_handler(environ: Mapping[str, str]) -> Function:
+def make_handler(environ: Mapping[str, str]) -> HttpFunction:
     """Return the handler that an environment describes.
 
     Raises:
         ConfigError: lists every problem in the environment or in gateway.yaml. Lambda logs it.
     """
-    return Function(make_hosted(environ, is_buffered=True))
+    return HttpFunction(make_hosted(environ, is_buffered=True))
 
 
-class Function:
+class HttpFunction:
     """The handler that the Lambda runtime calls with each event.
 
     The event loop and Mangum's adapter are created at the first event, because a snapshot must not
@@ -133,7 +133,7 @@ def _answer(status: int, body: bytes) -> Response:
     return {"statusCode": status, "headers": headers, "body": text, "isBase64Encoded": False}
 
 
-def __getattr__(name: str) -> Function:
+def __getattr__(name: str) -> HttpFunction:
     """Make `handler` when the runtime asks for it in the init phase, not at import. Raise
     AttributeError for any other name."""
     if name != "handler":

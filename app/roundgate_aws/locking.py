@@ -211,7 +211,7 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
+class PackageLock:
     """The packages for the functions."""
 
     file: Path
@@ -227,7 +227,7 @@ class Lock:
 
 def for_repository(
     requirements: Requirements, directory: Path, arch: str, *, anew: bool = False
-) -> Lock:
+) -> PackageLock:
     """Return the lock of a repository; write it if it is missing or outdated.
 
     Args:
@@ -244,19 +244,19 @@ def for_repository(
     digest, file = _digest(requirements), directory / NAME
     if not anew and file.is_file() and f"# of {digest}\n" in file.read_text("utf-8"):
         return _read_lock(file)
-    lock = Lock(file, _resolved(requirements, arch, directory), is_new=True)
+    lock = PackageLock(file, _resolved(requirements, arch, directory), is_new=True)
     file.write_text(lock.text(digest), "utf-8")
     return lock
 
 
-def of_roundgate(source: Path) -> Lock:
+def of_roundgate(source: Path) -> PackageLock:
     """Return a new lock for roundgate's own requirements, resolved from its source folder.
 
     Raises:
         ConfigError: a package has no wheel for the functions, or requirements conflict.
     """
     dropped = _NOT_IN_FUNCTIONS | machine.PROVIDED.keys()
-    return Lock(machine.LOCK, pins_for(source, (f"{source}[lambda]",), dropped))
+    return PackageLock(machine.LOCK, pins_for(source, (f"{source}[lambda]",), dropped))
 
 
 def pins_for(source: Path, lines: tuple[str, ...], dropped: frozenset[str]) -> tuple[Pin, ...]:
@@ -266,7 +266,7 @@ def pins_for(source: Path, lines: tuple[str, ...], dropped: frozenset[str]) -> t
     return _made(requirements, (), machine.architecture(), source, dropped)
 
 
-def wheels(lock: Lock, arch: str) -> dict[str, Path]:
+def wheels(lock: PackageLock, arch: str) -> dict[str, Path]:
     """Return the wheel of each package for an architecture, by name. Wheels that the cache lacks
     are fetched.
 
@@ -284,7 +284,7 @@ def wheels(lock: Lock, arch: str) -> dict[str, Path]:
     return cached
 
 
-def _read_lock(file: Path) -> Lock:
+def _read_lock(file: Path) -> PackageLock:
     matches = [_LINE.match(line) for line in file.read_text("utf-8").splitlines()]
     pins = [
         Pin(
@@ -293,7 +293,7 @@ def _read_lock(file: Path) -> Lock:
         for match in matches
         if match
     ]
-    return Lock(file, tuple(pins))
+    return PackageLock(file, tuple(pins))
 
 
 def _digest(requirements: Requirements) -> str:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from roundgate.errors import UsageError
 from roundgate.settings import yaml_file
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")
@@ -212,7 +212,7 @@ _FOUND_BY_DEPLOY: Final = frozenset(
 def commented() -> str:
     """Return TOML comments that list the parameters a user may set, with descriptions and
     defaults."""
-    source = Template().source
+    source = StackTemplate().source
     parameters: Mapping[str, Mapping[str, Any]] = source["Parameters"]
     parts = []
     for group in source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]:

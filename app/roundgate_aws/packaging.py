@@ -38,7 +38,7 @@ from roundgate.settings import yaml_file
 from roundgate.settings.process import STORES
 from roundgate_aws import contents, literals, locking, machine
 from roundgate_aws.contents import Contents, imported, in_src
-from roundgate_aws.locking import Lock, Requirements, name_of
+from roundgate_aws.locking import PackageLock, Requirements, name_of
 from roundgate_aws.template import undeclared
 
 GATEWAYS_NEED: Final = frozenset(
@@ -56,7 +56,7 @@ _UNNEEDED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class PackedFunction:
     """A function of the stack."""
 
     name: str
@@ -66,8 +66,8 @@ class Function:
 
 
 FUNCTIONS: Final = (
-    Function("gateway", ("roundgate_aws.http", "roundgate_aws.stream"), frozenset()),
-    Function("worker", ("roundgate_aws.worker",), GATEWAYS_NEED),
+    PackedFunction("gateway", ("roundgate_aws.http", "roundgate_aws.stream"), frozenset()),
+    PackedFunction("worker", ("roundgate_aws.worker",), GATEWAYS_NEED),
 )
 
 STREAM: Final = "roundgate/stream.sh"
@@ -86,14 +86,14 @@ PLACEHOLDER: Final = "unset-while-packaging"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PackagePlan:
     """The content of the zips."""
 
     file: ConfigFile
     path: Path
     arch: str
     contents: Contents
-    lock: Lock
+    lock: PackageLock
     wanted: Requirements
 
     def lines(self) -> Iterable[str]:
@@ -120,7 +120,7 @@ def stood_for(file: ConfigFile) -> list[Problem]:
     return [file.origin.at("env").problem(message, remedy)]
 
 
-def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan:
+def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> PackagePlan:
     """Return the plan of the package.
 
     Args:
@@ -143,10 +143,10 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
         raise ConfigError(problems)
     requirements = locking.read_requirements(contents_found.base)
     lock = locking.for_repository(requirements, contents_found.base, arch, anew=anew)
-    return Plan(file, path, arch, contents_found, lock, requirements)
+    return PackagePlan(file, path, arch, contents_found, lock, requirements)
 
 
-def package(planned: Plan, out: Path, say: Callable[[str], None] = print) -> None:
+def package(planned: PackagePlan, out: Path, say: Callable[[str], None] = print) -> None:
     """Write both zips into a folder. Existing zips stay if this fails.
 
     Raises:
@@ -173,7 +173,7 @@ def package(planned: Plan, out: Path, say: Callable[[str], None] = print) -> Non
 
 
 def _staged(
-    function: Function, planned: Plan, wheels: Mapping[str, Path], staging: Path
+    function: PackedFunction, planned: PackagePlan, wheels: Mapping[str, Path], staging: Path
 ) -> list[Problem]:
     """Write the content of a function's zip into the folder `staging`; return its problems."""
     staging.mkdir()
@@ -207,7 +207,9 @@ def unpack_wheels(wheels: Iterable[Path], staging: Path) -> None:
         shutil.rmtree(data)
 
 
-def _select_wheels(function: Function, planned: Plan, wheels: Mapping[str, Path]) -> list[Path]:
+def _select_wheels(
+    function: PackedFunction, planned: PackagePlan, wheels: Mapping[str, Path]
+) -> list[Path]:
     """Return the wheels of a function: all, except those that it does not need and that no package
     of the repository requires, whatever the markers."""
     required, queue = set[str](), list(planned.wanted.names)
@@ -231,7 +233,7 @@ def _requirements(wheel: Path) -> Iterable[str]:
     return filter(None, map(name_of, header.get_all("Requires-Dist", [])))
 
 
-def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
+def _copy_roundgate(function: PackedFunction, planned: PackagePlan, staging: Path) -> None:
     """Add the modules of roundgate that the packed files and the back ends can import."""
     entries = {*function.entries, *contents.imports_of_packed(staging)}
     entries.update(kind.module for kind in STORES)
@@ -243,7 +245,7 @@ def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
         shutil.copyfile(machine.CODE / file, target)
 
 
-def copy_files(planned: Plan, staging: Path) -> None:
+def copy_files(planned: PackagePlan, staging: Path) -> None:
     """Add the repository's files, and gateway.yaml as JSON, to `staging`.
 
     Raises:

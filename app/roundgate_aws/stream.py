@@ -57,7 +57,7 @@ class RuntimeApiError(Inside):
     """The Runtime API refused a request."""
 
 
-class Invocation(Struct, frozen=True):
+class StreamedInvocation(Struct, frozen=True):
     """An event, and the members of Lambda's context object that the app uses."""
 
     event: Any
@@ -69,7 +69,7 @@ class Invocation(Struct, frozen=True):
         return max(0, self.deadline_ms - int(time.time() * 1000))
 
 
-class RuntimeApi:
+class RuntimeApiClient:
     """A client of the Runtime API at an address, such as `127.0.0.1:9001`."""
 
     def __init__(self, address: str) -> None:
@@ -77,12 +77,12 @@ class RuntimeApi:
         # each request has its own connection: one that outlived a freeze may be dead
         self._pool = httpcore.AsyncConnectionPool(max_keepalive_connections=0)
 
-    async def next(self) -> Invocation:
+    async def next(self) -> StreamedInvocation:
         """Wait for the next event and return its invocation."""
         response = await self.request("GET", "invocation/next")
         headers = {name.decode().lower(): value.decode() for name, value in response.headers}
         os.environ["_X_AMZN_TRACE_ID"] = headers.get("lambda-runtime-trace-id", "")
-        return Invocation(
+        return StreamedInvocation(
             json.loads(response.content),
             headers["lambda-runtime-aws-request-id"],
             int(headers["lambda-runtime-deadline-ms"]),
@@ -110,7 +110,7 @@ class RuntimeApi:
         return response
 
 
-class Response:
+class StreamedResponse:
     """ASGI's `receive` and `send` of one invocation. `send` waits while Lambda reads slowly: one
     chunk may be on its way, and one may wait."""
 
@@ -147,7 +147,7 @@ class Response:
                 await self._chunks.put(None)
                 self.over.set()
 
-    async def stream(self, api: RuntimeApi, path: str) -> None:
+    async def stream(self, api: RuntimeApiClient, path: str) -> None:
         """Send the response to Lambda once it has begun, until it is complete or Lambda hangs up."""
         await self.begun.wait()
         try:
@@ -181,7 +181,9 @@ def head(status: int, headers: Iterable[Sequence[bytes]]) -> bytes:
     return json.dumps(metadata).encode() + DELIMITER
 
 
-async def run(app: Hosted, adapter: Mangum, invocation: Invocation, response: Response) -> None:
+async def run(
+    app: Hosted, adapter: Mangum, invocation: StreamedInvocation, response: StreamedResponse
+) -> None:
     """Run the app for an event. Raise RuntimeError if it ends before its response."""
     try:
         handler = adapter.infer(invocation.event, invocation)  # type: ignore[arg-type]
@@ -195,10 +197,12 @@ async def run(app: Hosted, adapter: Mangum, invocation: Invocation, response: Re
         raise RuntimeError("the app ended before its response")
 
 
-async def respond(api: RuntimeApi, app: Hosted, adapter: Mangum, invocation: Invocation) -> None:
+async def respond(
+    api: RuntimeApiClient, app: Hosted, adapter: Mangum, invocation: StreamedInvocation
+) -> None:
     """Answer an event: as the API's authorizer, or with the streamed response of the app."""
     path = f"invocation/{invocation.aws_request_id}"
-    response = Response()
+    response = StreamedResponse()
     try:
         check(invocation.event)
         if invocation.event.get("type") == "REQUEST":
@@ -228,7 +232,7 @@ async def respond(api: RuntimeApi, app: Hosted, adapter: Mangum, invocation: Inv
 
 async def serve(address: str, app: Hosted) -> None:
     """Serve invocations, one after another, until cancelled."""
-    api, adapter = RuntimeApi(address), Mangum(app, lifespan="off")
+    api, adapter = RuntimeApiClient(address), Mangum(app, lifespan="off")
     while True:
         await respond(api, app, adapter, await api.next())
 
@@ -245,7 +249,7 @@ async def start(environ: Mapping[str, str]) -> None:
             hosted = make_hosted(environ)
             await stack.enter_async_context(hosted.app.router.lifespan_context(hosted.app))
         except Exception as error:
-            await RuntimeApi(address).report("init/error", error)
+            await RuntimeApiClient(address).report("init/error", error)
             raise
         await serve(address, hosted)
 

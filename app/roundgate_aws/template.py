@@ -61,7 +61,7 @@ _Loader.add_multi_constructor("!", _short_form)
 
 
 @dataclass(frozen=True)
-class Function:
+class TemplateFunction:
     """A function as the template deploys it."""
 
     name: str
@@ -74,7 +74,7 @@ class Function:
     events: Mapping[str, Any]
 
 
-class Template:
+class StackTemplate:
     """A template, evaluated with parameters: conditions and intrinsic functions have their values.
 
     References to resources get the values in `known`, such as `Queue.Arn`. Other references become
@@ -109,11 +109,14 @@ class Template:
         )
         return properties
 
-    def function(self, resource: str) -> Function:
+    def function(self, resource: str) -> TemplateFunction:
         """Return a function, with the properties in `Globals`."""
-        own, shared = self.properties(resource), self.value(self.source["Globals"]["Function"])
+        own, shared = (
+            self.properties(resource),
+            self.value(self.source["Globals"]["TemplateFunction"]),
+        )
         variables = {**_variables(shared), **_variables(own)}
-        return Function(
+        return TemplateFunction(
             name=resource,
             handler=own["Handler"],
             zip=self._directory / own["CodeUri"],
@@ -273,7 +276,7 @@ def name_deployment(template: Path, digest: str) -> None:
 def point_to(template: Path, code: Mapping[str, str]) -> None:
     """Write the URLs of the functions' code into a template, and name its deployment by its content.
     `code` has the URL of each file."""
-    source = Template(template).source
+    source = StackTemplate(template).source
     for name, file in _CODE.items():
         source["Resources"][name]["Properties"]["CodeUri"] = code[file]
     text = yaml.safe_dump(source, sort_keys=False, allow_unicode=True, width=110)
@@ -284,7 +287,7 @@ def point_to(template: Path, code: Mapping[str, str]) -> None:
 
 def rendered(file: ConfigFile, arch: str) -> dict[str, Any]:
     """Return the template for a configuration: code, endpoints and variables are filled in."""
-    source = Template().source
+    source = StackTemplate().source
     for name, code in _CODE.items():
         source["Resources"][name]["Properties"]["CodeUri"] = code
     source["Parameters"]["Architecture"]["Default"] = arch

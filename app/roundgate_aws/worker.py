@@ -60,7 +60,7 @@ class LambdaContext(Protocol):
         """Return the milliseconds until the function is stopped."""
 
 
-def make_handler(environ: Mapping[str, str]) -> Function:
+def make_handler(environ: Mapping[str, str]) -> WorkerFunction:
     """Return the handler that an environment describes.
 
     Raises:
@@ -74,10 +74,10 @@ def make_handler(environ: Mapping[str, str]) -> Function:
     trust = parts.trust(file.config, clock)
     worker = parts.worker(file.config, clock, trust)
     sweep = parts.sweep(file.config, clock, trust)
-    return Function(worker, sweep, clock, parts.stores.metrics)
+    return WorkerFunction(worker, sweep, clock, parts.stores.metrics)
 
 
-class Function:
+class WorkerFunction:
     """The handler that the Lambda runtime calls with each event. The event loop is created at the
     first event, because a snapshot must not hold sockets."""
 
@@ -182,7 +182,7 @@ class Function:
         return fields
 
 
-def __getattr__(name: str) -> Function:
+def __getattr__(name: str) -> WorkerFunction:
     """Make `handler` when the runtime asks for it in the init phase, not at import. Raise
     AttributeError for any other name."""
     if name != "handler":

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse
 from roundgate.audit.records import record_from_line
 from roundgate.audit.verifying import checkpoints_of, files_of, lines_of, verify
 from roundgate.runtime.audit_log import audit_directory
-from roundgate_console.frame import Console, Page, PageError
+from roundgate_console.frame import Console, ConsolePage, PageError
 
 MAX_SHOWN: Final = 200
 """The limit on the records of a page."""
@@ -174,4 +174,4 @@ def _record(record: dict[str, Any]) -> AuditRecord:
     )
 
 
-PAGE: Final = Page("/audit", "Audit log", make_router, 5)
+PAGE: Final = ConsolePage("/audit", "Audit log", make_router, 5)

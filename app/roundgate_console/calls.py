@@ -24,9 +24,9 @@ from roundgate_console.charts import (
     picture,
     updates_left,
 )
-from roundgate_console.frame import Console, Page, PageError
+from roundgate_console.frame import Console, ConsolePage, PageError
 from roundgate_console.recent import RecentCall, recent_calls
-from roundgate_console.timeline import Moment, make_timeline, tone_of
+from roundgate_console.timeline import TimelineItem, make_timeline, tone_of
 
 MAX_CALLS: Final = 200
 """The limit on listed calls; older ones are found by their tool, subject or id."""
@@ -147,7 +147,7 @@ def make_router(console: Console) -> APIRouter:
     return router
 
 
-async def _timeline(console: Console, call: str) -> tuple[list[Moment], str | None]:
+async def _timeline(console: Console, call: str) -> tuple[list[TimelineItem], str | None]:
     """Return the line of time of a call, and the last of its tasks."""
     events = console.recent.of_call(call)
     tasks = [event.task for event in events if event.task is not None]
@@ -160,4 +160,4 @@ async def _timeline(console: Console, call: str) -> tuple[list[Moment], str | No
     return make_timeline(events, record, steps, console.clock.now_ms()), task
 
 
-PAGE: Final = Page("/calls", "Calls", make_router, 1)
+PAGE: Final = ConsolePage("/calls", "Calls", make_router, 1)

@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import BaseModel, Field
 
 from roundgate.clock import iso, span
-from roundgate_console.timeline import Moment
+from roundgate_console.timeline import TimelineItem
 
 WATCHES: Final = 200
 """The number of times that a page updates itself before it stops, so that a forgotten page does not
@@ -70,7 +70,7 @@ class Picture:
     width: int = WIDTH
 
 
-def picture(moments: Sequence[Moment], now_ms: int) -> Picture | None:
+def picture(moments: Sequence[TimelineItem], now_ms: int) -> Picture | None:
     """Return the picture of the moments that have a time and are not in the future; `None` if there
     are fewer than two."""
     timed = [(moment, moment.at_ms) for moment in moments if moment.at_ms is not None]
@@ -154,7 +154,7 @@ class MomentView(BaseModel):
     facts: dict[str, str]
 
 
-def moment_views(moments: Iterable[Moment]) -> list[MomentView]:
+def moment_views(moments: Iterable[TimelineItem]) -> list[MomentView]:
     """Return the last moments as pages show them."""
     return [
         MomentView(

@@ -55,7 +55,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PageForm:
     """A form for the members of an object."""
 
     fields: Sequence[Input]
@@ -64,7 +64,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class PostedForm:
     """A posted form as a JSON object."""
 
     value: dict[str, Any]
@@ -77,7 +77,7 @@ def make_form(
     prefix: str = "",
     posted: Posted | None = None,
     problems: Mapping[str, str] | None = None,
-) -> Form:
+) -> PageForm:
     """Return the form of an object's schema.
 
     Args:
@@ -99,10 +99,10 @@ def make_form(
     is_open = schema.get("additionalProperties") not in (None, False) or (
         not fields and schema.get("additionalProperties") is not False
     )
-    return Form(fields, not is_open and not any(key in schema for key in keys))
+    return PageForm(fields, not is_open and not any(key in schema for key in keys))
 
 
-def read_form(schema: Mapping[str, Any], posted: Posted, prefix: str = "") -> Read:
+def read_form(schema: Mapping[str, Any], posted: Posted, prefix: str = "") -> PostedForm:
     """Return the JSON object in a posted form. Empty fields that are not required are omitted."""
     value: dict[str, Any] = {}
     problems: dict[str, str] = {}
@@ -118,7 +118,7 @@ def read_form(schema: Mapping[str, Any], posted: Posted, prefix: str = "") -> Re
                 value[each.name] = _value(each, text)
         except ValueError as error:
             problems[f"{prefix}{each.name}"] = str(error)
-    return Read(value, problems)
+    return PostedForm(value, problems)
 
 
 def read_json(text: str) -> dict[str, Any]:
@@ -165,11 +165,11 @@ def _text(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedForm:
     """A question with its form."""
 
     question: Question
-    form: Form
+    form: PageForm
     action_name: str
     """The name of the input that accepts, declines or cancels."""
     action: str
@@ -197,10 +197,10 @@ def asked(
     questions: Sequence[Question],
     posted: Posted | None = None,
     problems: Mapping[str, str] | None = None,
-) -> list[Asked]:
+) -> list[AskedForm]:
     """Return questions with their forms, as they were filled in."""
     return [
-        Asked(
+        AskedForm(
             question,
             make_form(question.schema, f"{_ANSWER}{number}/", posted, problems),
             f"{_ACTION}{number}",
@@ -210,7 +210,7 @@ def asked(
     ]
 
 
-def read_answers(questions: Sequence[Question], posted: Posted) -> Read:
+def read_answers(questions: Sequence[Question], posted: Posted) -> PostedForm:
     """Return the answers in a posted form as `inputResponses`."""
     responses, problems = dict[str, Any](), dict[str, str]()
     for number, question in enumerate(questions):
@@ -221,4 +221,4 @@ def read_answers(questions: Sequence[Question], posted: Posted) -> Read:
             response["content"] = read.value
             problems |= read.problems
         responses[question.key] = response
-    return Read(responses, problems)
+    return PostedForm(responses, problems)

@@ -35,7 +35,7 @@ from roundgate.runtime.startup import Core
 from roundgate.settings import ConsoleConfig, Settings
 from roundgate_console.charts import took
 from roundgate_console.recent import RecentEvents
-from roundgate_console.sessions import Operator, Sessions
+from roundgate_console.sessions import Operator, OperatorSessions
 
 log: Final = logging.getLogger("roundgate.console")
 
@@ -73,7 +73,7 @@ class PageError(Inside):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ConsolePage:
     """A page, or group of pages, in the navigation. An entry point of the group `roundgate.pages` names
     it."""
 
@@ -99,7 +99,7 @@ class Console:
     clock: Clock
     replica: Replica
     """The replica that this process serves."""
-    sessions: Sessions
+    sessions: OperatorSessions
     verifier: Verifier
     """Authenticates callers of the default endpoint."""
     health: Callable[[], Health]
@@ -110,7 +110,7 @@ class Console:
     """The recent events of calls and tasks in this process."""
     process: str = f"process {os.getpid()} on {platform.node()}"
     """The name of this process."""
-    pages: Sequence[Page] = ()
+    pages: Sequence[ConsolePage] = ()
     """The pages, in the order of the navigation."""
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from roundgate.clock import iso
 from roundgate.http import Health
 from roundgate.settings import CallLimits
 from roundgate.version import VERSION
-from roundgate_console.frame import Console, Page
+from roundgate_console.frame import Console, ConsolePage
 
 MAX_CALLERS: Final = 100
 """The limit on the callers that are shown for each limit, the latest first."""
@@ -198,5 +198,5 @@ def make_limits_router(console: Console) -> APIRouter:
     return router
 
 
-OVERVIEW: Final = Page("", "Overview", make_router, 0)
-LIMITS: Final = Page("/limits", "Limits", make_limits_router, 4)
+OVERVIEW: Final = ConsolePage("", "Overview", make_router, 0)
+LIMITS: Final = ConsolePage("/limits", "Limits", make_limits_router, 4)

@@ -20,7 +20,7 @@ from roundgate.observability.correlation import members_here
 MAX_EVENTS: Final = 20_000
 """The limit on kept events: some 3,000 calls of a few steps each."""
 MAX_BYTES: Final = 8 * 1024 * 1024
-"""The limit on the size of all kept events, in bytes of memory as `Event.size` estimates it."""
+"""The limit on the size of all kept events, in bytes of memory as `RecentEvent.size` estimates it."""
 MAX_OF_CALL: Final = 2_000
 """The limit on the events of one line of time, the last ones: some 15 ms of work."""
 MAX_TEXT: Final = 300
@@ -43,7 +43,7 @@ MEMBERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class RecentEvent:
     """A line of the log that belongs to a call or a task."""
 
     at_ms: float
@@ -77,7 +77,7 @@ class Event:
         return _BASE_BYTES + sum(map(sys.getsizeof, texts))
 
 
-def event_from_record(record: logging.LogRecord) -> Event | None:
+def event_from_record(record: logging.LogRecord) -> RecentEvent | None:
     """Return the event of a log record, or `None` if it belongs to no call and no task, or is a
     poll."""
     members = {**members_here(), **getattr(record, "fields", {})}
@@ -89,7 +89,7 @@ def event_from_record(record: logging.LogRecord) -> Event | None:
     known = {name: _short(members[name]) for name in MEMBERS if members.get(name) is not None}
     if "url" in members:  # its path may have arguments
         known["host"] = urlsplit(str(members["url"])).netloc[:MAX_TEXT]
-    return Event(
+    return RecentEvent(
         at_ms=record.created * 1000,
         message=record.getMessage()[:MAX_TEXT],
         level=record.levelname.lower(),
@@ -120,7 +120,7 @@ class RecentEvents(logging.Handler):
         super().__init__()
         self._max_events = max_events
         self._max_bytes = max_bytes
-        self._events: deque[Event] = deque()
+        self._events: deque[RecentEvent] = deque()
         self._bytes = 0
         self.dropped = 0
         """The number of events that are no longer kept."""
@@ -131,14 +131,14 @@ class RecentEvents(logging.Handler):
         if event is not None:
             self._keep(event)
 
-    def _keep(self, event: Event) -> None:
+    def _keep(self, event: RecentEvent) -> None:
         self._events.append(event)
         self._bytes += event.size
         while len(self._events) > self._max_events or self._bytes > self._max_bytes:
             self._bytes -= self._events.popleft().size
             self.dropped += 1
 
-    def all(self) -> Sequence[Event]:
+    def all(self) -> Sequence[RecentEvent]:
         """Return all kept events, the oldest first."""
         self.acquire()
         try:
@@ -146,13 +146,13 @@ class RecentEvents(logging.Handler):
         finally:
             self.release()
 
-    def of_call(self, call: str) -> Sequence[Event]:
+    def of_call(self, call: str) -> Sequence[RecentEvent]:
         """Return the last events of a call, and of all its tasks: a retried task has a successor."""
         events = self.all()
         tasks = {event.task for event in events if event.call == call and event.task is not None}
         return _last(event for event in events if event.call == call or event.task in tasks)
 
-    def of_task(self, task: str, call: str | None) -> Sequence[Event]:
+    def of_task(self, task: str, call: str | None) -> Sequence[RecentEvent]:
         """Return the last events of a task, and of its call before it became the task."""
         return _last(
             event
@@ -162,7 +162,7 @@ class RecentEvents(logging.Handler):
         )
 
 
-def _last(events: Iterable[Event]) -> Sequence[Event]:
+def _last(events: Iterable[RecentEvent]) -> Sequence[RecentEvent]:
     return list(deque(events, MAX_OF_CALL))
 
 
@@ -182,7 +182,7 @@ class RecentCall:
     task: str | None
 
 
-def recent_calls(events: Iterable[Event]) -> list[RecentCall]:
+def recent_calls(events: Iterable[RecentEvent]) -> list[RecentCall]:
     """Return the calls of events that are in the order of time, the newest call first."""
     calls: dict[str, RecentCall] = {}
     for event in events:
@@ -191,7 +191,7 @@ def recent_calls(events: Iterable[Event]) -> list[RecentCall]:
     return sorted(calls.values(), key=lambda call: call.began_ms, reverse=True)
 
 
-def _with(call: RecentCall | None, event: Event, call_id: str) -> RecentCall:
+def _with(call: RecentCall | None, event: RecentEvent, call_id: str) -> RecentCall:
     is_round, is_turn = event.message == "request", event.message == "task"
     name = event.facts.get("name") if is_round or is_turn else None
     before = call or RecentCall(call_id, "", event.began_ms, event.at_ms, 0, "", "", None)

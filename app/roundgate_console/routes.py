@@ -21,8 +21,8 @@ from roundgate.runtime.startup import make_ring
 from roundgate.settings import ConsoleConfig, Settings
 from roundgate_console import signing_in
 from roundgate_console.access import ConsoleAccess
-from roundgate_console.frame import Console, Page
-from roundgate_console.sessions import Sessions
+from roundgate_console.frame import Console, ConsolePage
+from roundgate_console.sessions import OperatorSessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ def make_console(
     """
     settings = file.config.console or ConsoleConfig()
     ring, store = make_ring(file.config, using, clock), replica.core.stores.sessions
-    pages: list[Page] = [entry.load() for entry in entries("roundgate.pages").values()]
+    pages: list[ConsolePage] = [entry.load() for entry in entries("roundgate.pages").values()]
     console = Console(
         *(file, settings, using, clock, replica),
-        Sessions(ring, clock, settings.session_s, store),
+        OperatorSessions(ring, clock, settings.session_s, store),
         *(verifier, health, lambda principal: serves_as(KnownCaller(principal))),
         pages=sorted(pages, key=lambda page: (page.place, page.label)),
     )

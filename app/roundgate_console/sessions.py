@@ -72,7 +72,7 @@ def _key(issuer: str, subject: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sessions:
+class OperatorSessions:
     """The sealer of sessions and links."""
 
     ring: KeyRing

@@ -36,7 +36,7 @@ from roundgate_console.charts import (
     updates_left,
 )
 from roundgate_console.forms import asked, questions_of, read_answers
-from roundgate_console.frame import Console, Page, PageError, form_of, operator_of
+from roundgate_console.frame import Console, ConsolePage, PageError, form_of, operator_of
 from roundgate_console.recent import RecentEvents
 from roundgate_console.timeline import make_timeline
 
@@ -429,4 +429,4 @@ def _act_from_form(shown: _Task, action: str, form: Mapping[str, Sequence[str]])
     return Act.model_validate(values)
 
 
-PAGE: Final = Page("/tasks", "Tasks", make_router, 2)
+PAGE: Final = ConsolePage("/tasks", "Tasks", make_router, 2)

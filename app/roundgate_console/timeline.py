@@ -23,10 +23,10 @@ from roundgate.operators.continuing import StepDone
 from roundgate.operators.facts import activity
 from roundgate.protocol import Status
 from roundgate.storage import TaskRecord
-from roundgate_console.recent import Event
+from roundgate_console.recent import RecentEvent
 
 
-class Kind(StrEnum):
+class MomentKind(StrEnum):
     """The kind of a moment."""
 
     ROUND = "round"
@@ -50,10 +50,10 @@ class Tone(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimelineItem:
     """An item of a line of time."""
 
-    kind: Kind
+    kind: MomentKind
     title: str
     at_ms: int | None = None
     """When it began, in milliseconds since the epoch; `None` if another process did it and the
@@ -65,7 +65,7 @@ class Moment:
     """Further facts by their labels."""
 
 
-_Mapper: TypeAlias = Callable[[Event], Moment]
+_Mapper: TypeAlias = Callable[[RecentEvent], TimelineItem]
 
 GOOD: Final = frozenset({"ok", "finished", "completed", "done", "answered", "delivered"})
 WAITING: Final = frozenset(
@@ -82,7 +82,9 @@ def tone_of(outcome: str) -> Tone:
     return Tone.BAD if outcome else Tone.PLAIN
 
 
-def _moment(kind: Kind, title: str, event: Event, *labels: str, **more: Any) -> Moment:
+def _moment(
+    kind: MomentKind, title: str, event: RecentEvent, *labels: str, **more: Any
+) -> TimelineItem:
     """Return a moment of an event with the facts that `labels` names."""
     outcome = str(event.facts.get("outcome", ""))
     values = {
@@ -91,28 +93,28 @@ def _moment(kind: Kind, title: str, event: Event, *labels: str, **more: Any) -> 
         "facts": {label: _text(event.facts[label]) for label in labels if label in event.facts},
         **more,
     }
-    return Moment(kind, title, int(event.began_ms), event.took_ms, **values)
+    return TimelineItem(kind, title, int(event.began_ms), event.took_ms, **values)
 
 
 def _text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _request(event: Event) -> Moment:
+def _request(event: RecentEvent) -> TimelineItem:
     method, name = str(event.facts.get("method", "")), event.facts.get("name", "")
     labels = ("subject", "client", "address", "through", "view", "reason", "code", "error")
     match method:
         case "tasks/update":
-            return _moment(Kind.QUESTION, "answers from the client", event, *labels)
+            return _moment(MomentKind.QUESTION, "answers from the client", event, *labels)
         case "tasks/cancel":
-            return _moment(Kind.TASK, "cancelled by the client", event, *labels)
-    return _moment(Kind.ROUND, f"{method} {name}".strip() or "request", event, *labels)
+            return _moment(MomentKind.TASK, "cancelled by the client", event, *labels)
+    return _moment(MomentKind.ROUND, f"{method} {name}".strip() or "request", event, *labels)
 
 
-def _row(kind: Kind, title: str, *labels: str, **more: Any) -> _Mapper:
+def _row(kind: MomentKind, title: str, *labels: str, **more: Any) -> _Mapper:
     """Return a mapper. `title` is formatted with the event's message and facts."""
 
-    def moment(event: Event) -> Moment:
+    def moment(event: RecentEvent) -> TimelineItem:
         facts = {name: _text(value) for name, value in event.facts.items()}
         known = defaultdict(str, facts, message=event.message)
         return _moment(kind, title.format_map(known).strip(), event, *labels, **more)
@@ -122,12 +124,12 @@ def _row(kind: Kind, title: str, *labels: str, **more: Any) -> _Mapper:
 
 _WHO: Final = ("subject", "client")
 _ASKS: Final = "asks"
-_ASKING: Final = _row(Kind.QUESTION, f"{_ASKS} {{questions}}", tone=Tone.WAITS)
-_DIED: Final = _row(Kind.DEATH, "{message}", "deaths", "status", tone=Tone.BAD)
-_FAILED: Final = _row(Kind.STEP, "step {step}", "attempt", "reason")
+_ASKING: Final = _row(MomentKind.QUESTION, f"{_ASKS} {{questions}}", tone=Tone.WAITS)
+_DIED: Final = _row(MomentKind.DEATH, "{message}", "deaths", "status", tone=Tone.BAD)
+_FAILED: Final = _row(MomentKind.STEP, "step {step}", "attempt", "reason")
 
 
-def _failed_step(event: Event) -> Moment:
+def _failed_step(event: RecentEvent) -> TimelineItem:
     moment = _FAILED(event)
     facts, again = dict(moment.facts), event.facts.get("again")
     if again is not None:
@@ -136,27 +138,27 @@ def _failed_step(event: Event) -> Moment:
     return replace(moment, outcome=outcome, tone=tone_of(outcome), facts=facts)
 
 
-def _upstream(event: Event) -> Moment:
+def _upstream(event: RecentEvent) -> TimelineItem:
     facts = event.facts
     names = (facts.get("method"), facts.get("host") or facts.get("backend"), facts.get("function"))
     title = " ".join(str(name) for name in names if name is not None) or event.message
     status = str(facts.get("status", ""))
     is_good = status == "ok" or (status.isdecimal() and int(status) < 400)
     tone = Tone.GOOD if is_good else Tone.BAD
-    return _moment(Kind.UPSTREAM, title, event, tone=tone, outcome=status)
+    return _moment(MomentKind.UPSTREAM, title, event, tone=tone, outcome=status)
 
 
-def _external_event(event: Event) -> Moment:
+def _external_event(event: RecentEvent) -> TimelineItem:
     title = f"external event {event.facts.get('event', '')}".strip()
     status = event.facts.get("status")
     is_good = isinstance(status, int) and status < 300
-    return _moment(Kind.EVENT, title, event, tone=Tone.GOOD if is_good else Tone.BAD)
+    return _moment(MomentKind.EVENT, title, event, tone=Tone.GOOD if is_good else Tone.BAD)
 
 
-def _note(event: Event) -> Moment:
+def _note(event: RecentEvent) -> TimelineItem:
     tone = Tone.PLAIN if event.level in ("debug", "info") else Tone.BAD
     labels = ("step", "attempt", "reason", "seconds", "reference", "error", "ended_by")
-    return _moment(Kind.NOTE, event.message, event, *labels, tone=tone)
+    return _moment(MomentKind.NOTE, event.message, event, *labels, tone=tone)
 
 
 MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
@@ -164,42 +166,42 @@ MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
         "request": _request,
         "a call asks its client": _ASKING,
         "a task asks its client": _ASKING,
-        "a step ended": _row(Kind.STEP, "step {step}", "attempt"),
+        "a step ended": _row(MomentKind.STEP, "step {step}", "attempt"),
         "a step failed": _failed_step,
         "a step failed, trying again": _failed_step,
         "a step ended with a tool error": _failed_step,
-        "task": _row(Kind.TURN, "turn of a worker", "attempt", "reason", "job"),
+        "task": _row(MomentKind.TURN, "turn of a worker", "attempt", "reason", "job"),
         "a task is taken over": _DIED,
         "a process died while it ran a suspect task alone": _DIED,
         "request to a service": _upstream,
         "request to a server": _upstream,
         "call of AWS Lambda": _upstream,
         "a request is sent again": _row(
-            Kind.UPSTREAM, "{message}", "backend", "attempt", "error", tone=Tone.WAITS
+            MomentKind.UPSTREAM, "{message}", "backend", "attempt", "error", tone=Tone.WAITS
         ),
-        "a call was approved": _row(Kind.QUESTION, "{message}", *_WHO, tone=Tone.GOOD),
-        "a call was not approved": _row(Kind.QUESTION, "{message}", *_WHO, tone=Tone.BAD),
+        "a call was approved": _row(MomentKind.QUESTION, "{message}", *_WHO, tone=Tone.GOOD),
+        "a call was not approved": _row(MomentKind.QUESTION, "{message}", *_WHO, tone=Tone.BAD),
         "an external event": _external_event,
-        "an operator acts on a task": _row(Kind.TASK, "operator: {action}", *_WHO),
+        "an operator acts on a task": _row(MomentKind.TASK, "operator: {action}", *_WHO),
     }
 )
 """The moment of each message of the log; other messages are notes."""
 
 SLACK_MS: Final = 5
 """The time by which the computed begin of a round or turn may be late, in milliseconds."""
-_OUTER: Final = frozenset({Kind.ROUND, Kind.TURN})
-_INNER: Final = frozenset({Kind.STEP, Kind.UPSTREAM})
+_OUTER: Final = frozenset({MomentKind.ROUND, MomentKind.TURN})
+_INNER: Final = frozenset({MomentKind.STEP, MomentKind.UPSTREAM})
 _QUESTION_STATES: Final = frozenset({"asked", "answered", "not answered in time"})
 _EVENT_STATES: Final = frozenset({"can be delivered", "delivered", "not delivered in time"})
 _PAUSE: Final = "pause begun"
 
 
 def make_timeline(
-    events: Iterable[Event],
+    events: Iterable[RecentEvent],
     record: TaskRecord | None = None,
     steps: Sequence[StepDone] | None = None,
     now_ms: int = 0,
-) -> list[Moment]:
+) -> list[TimelineItem]:
     """Return the line of time of a call or task in order.
 
     Args:
@@ -211,37 +213,41 @@ def make_timeline(
     moments = _numbered(_moments(events))
     if record is None:
         return moments
-    created = Moment(Kind.TASK, "task created", record.created_ms, facts={"tool": record.tool})
+    created = TimelineItem(
+        MomentKind.TASK, "task created", record.created_ms, facts={"tool": record.tool}
+    )
     place = next(
         (
             index
             for index, moment in enumerate(moments)
-            if (moment.at_ms or 0) + (moment.kind is not Kind.ROUND) > record.created_ms
+            if (moment.at_ms or 0) + (moment.kind is not MomentKind.ROUND) > record.created_ms
         ),
         len(moments),
     )
     moments.insert(place, created)
     moments = _with_journal(moments, place, steps or ())
-    if record.deaths and not any(moment.kind is Kind.DEATH for moment in moments):
+    if record.deaths and not any(moment.kind is MomentKind.DEATH for moment in moments):
         count = f"{record.deaths} since the last progress"
         moments.append(
-            Moment(Kind.DEATH, "workers died or stalled", tone=Tone.BAD, facts={"deaths": count})
+            TimelineItem(
+                MomentKind.DEATH, "workers died or stalled", tone=Tone.BAD, facts={"deaths": count}
+            )
         )
     return [*moments, *_present(record, now_ms)]
 
 
-def _moments(events: Iterable[Event]) -> list[Moment]:
+def _moments(events: Iterable[RecentEvent]) -> list[TimelineItem]:
     """Return the moments of events in the order in which they began. The two lines of a failed
     attempt become one moment."""
-    begun: list[tuple[float, Moment]] = []
-    failed: dict[tuple[str, Any], tuple[float, Moment]] = {}
+    begun: list[tuple[float, TimelineItem]] = []
+    failed: dict[tuple[str, Any], tuple[float, TimelineItem]] = {}
     for event in events:
         moment = MAPPERS.get(event.message, _note)(event)
         attempt = (moment.title, event.facts.get("attempt"))
-        if moment.kind is Kind.STEP and event.message != "a step ended":
+        if moment.kind is MomentKind.STEP and event.message != "a step ended":
             failed[attempt] = (event.began_ms, moment)
             continue
-        if moment.kind is Kind.STEP and (reason := failed.pop(attempt, None)) is not None:
+        if moment.kind is MomentKind.STEP and (reason := failed.pop(attempt, None)) is not None:
             moment = replace(moment, facts={**moment.facts, **reason[1].facts})
         began_ms = event.began_ms
         if moment.kind in _OUTER:
@@ -253,7 +259,7 @@ def _moments(events: Iterable[Event]) -> list[Moment]:
     return [moment for _, moment in begun]
 
 
-def _inner_begins(begun: Sequence[tuple[float, Moment]], began_ms: float) -> Iterator[float]:
+def _inner_begins(begun: Sequence[tuple[float, TimelineItem]], began_ms: float) -> Iterator[float]:
     """Yield the begins of the moments within a round or turn whose line follows theirs. Its own line
     is written after its duration was measured, so the computed begin can be late."""
     for inner_ms, moment in reversed(begun):
@@ -263,12 +269,12 @@ def _inner_begins(begun: Sequence[tuple[float, Moment]], began_ms: float) -> Ite
             yield inner_ms
 
 
-def _numbered(moments: Iterable[Moment]) -> list[Moment]:
+def _numbered(moments: Iterable[TimelineItem]) -> list[TimelineItem]:
     """Return the moments with the rounds that this process served numbered in order."""
-    numbered: list[Moment] = []
+    numbered: list[TimelineItem] = []
     number = 0
     for moment in moments:
-        if moment.kind is Kind.ROUND:
+        if moment.kind is MomentKind.ROUND:
             number += 1
             moment = replace(moment, title=f"round {number}: {moment.title}")
         numbered.append(moment)
@@ -276,52 +282,52 @@ def _numbered(moments: Iterable[Moment]) -> list[Moment]:
 
 
 def _with_journal(
-    moments: Sequence[Moment], created: int, steps: Sequence[StepDone]
-) -> list[Moment]:
+    moments: Sequence[TimelineItem], created: int, steps: Sequence[StepDone]
+) -> list[TimelineItem]:
     """Return the moments with the entries of the journal that no event tells. An entry follows the
     entry before it, or the creation of the task at `created`. A question that an event tells gets
     its state from the journal."""
     place_of = {moment.title: index for index, moment in enumerate(moments)}
     told = list(moments)
-    after: dict[int, list[Moment]] = {}
+    after: dict[int, list[TimelineItem]] = {}
     place = created
     for step in steps:
         entry = _entry(step)
-        title = f"{_ASKS} {step.name}" if entry.kind is Kind.QUESTION else entry.title
+        title = f"{_ASKS} {step.name}" if entry.kind is MomentKind.QUESTION else entry.title
         index = place_of.get(title)
         if index is None:
             after.setdefault(place, []).append(entry)
             continue
         place = max(place, index)
-        if entry.kind is Kind.QUESTION:
+        if entry.kind is MomentKind.QUESTION:
             told[index] = replace(told[index], outcome=entry.outcome, tone=entry.tone)
     return [item for index, moment in enumerate(told) for item in (moment, *after.get(index, ()))]
 
 
-def _entry(step: StepDone) -> Moment:
+def _entry(step: StepDone) -> TimelineItem:
     """Return the moment of an entry of the journal, which has no time."""
     facts = {} if step.attempts is None else {"attempt": str(step.attempts)}
     if step.again_ms is not None:
         facts["will be retried at"] = iso(step.again_ms)
-    kind, title, tone = Kind.STEP, f"step {step.name}", Tone.GOOD
+    kind, title, tone = MomentKind.STEP, f"step {step.name}", Tone.GOOD
     if step.state in _QUESTION_STATES:
-        kind, title = Kind.QUESTION, f"question {step.name}"
+        kind, title = MomentKind.QUESTION, f"question {step.name}"
     elif step.state in _EVENT_STATES:
-        kind, title = Kind.EVENT, f"external event {step.name}"
+        kind, title = MomentKind.EVENT, f"external event {step.name}"
     elif step.state == _PAUSE:
-        kind, title = Kind.NOTE, f"pause {step.name}"
+        kind, title = MomentKind.NOTE, f"pause {step.name}"
     if step.again_ms is not None or step.state in ("asked", "can be delivered", _PAUSE, "begun"):
         tone = Tone.WAITS
     elif step.state not in GOOD:
         tone = Tone.BAD
-    return Moment(kind, title, tone=tone, outcome=step.state, facts=facts)
+    return TimelineItem(kind, title, tone=tone, outcome=step.state, facts=facts)
 
 
-def _present(record: TaskRecord, now_ms: int) -> list[Moment]:
+def _present(record: TaskRecord, now_ms: int) -> list[TimelineItem]:
     """Return the current state of a task, and its time to continue or to expire."""
     status, doing = record.shown_status, activity(record, now_ms)
-    state = Moment(
-        Kind.TASK,
+    state = TimelineItem(
+        MomentKind.TASK,
         f"task {status.value}",
         record.updated_ms,
         tone=Tone.WAITS if status in (Status.WORKING, Status.INPUT_REQUIRED) else _ended(status),
@@ -334,11 +340,13 @@ def _present(record: TaskRecord, now_ms: int) -> list[Moment]:
     moments = [state]
     if record.is_open and now_ms < record.wake_ms < record.expires_ms:
         moments.append(
-            Moment(Kind.TASK, f"continues in {span(record.wake_ms - now_ms)}", record.wake_ms)
+            TimelineItem(
+                MomentKind.TASK, f"continues in {span(record.wake_ms - now_ms)}", record.wake_ms
+            )
         )
     if record.is_open:
         verb = "expires" if now_ms < record.expires_ms else "expired"
-        moments.append(Moment(Kind.TASK, f"task {verb}", record.expires_ms))
+        moments.append(TimelineItem(MomentKind.TASK, f"task {verb}", record.expires_ms))
     return moments
 
 

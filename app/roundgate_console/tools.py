@@ -17,7 +17,7 @@ from roundgate.errors import BadAnswer
 from roundgate.protocol.tool_hints import HINTS
 from roundgate_console.calling import CallOutcome, ToolCall, call_tool
 from roundgate_console.forms import (
-    Form,
+    PageForm,
     asked,
     make_form,
     questions_of,
@@ -25,7 +25,7 @@ from roundgate_console.forms import (
     read_form,
     read_json,
 )
-from roundgate_console.frame import Console, Page, PageError, form_of, operator_of
+from roundgate_console.frame import Console, ConsolePage, PageError, form_of, operator_of
 
 MAX_SHOWN: Final = 500
 """The limit on the tools of a page; a text narrows the list down."""
@@ -49,7 +49,7 @@ class ToolEntry(BaseModel):
     hints: dict[str, bool] = Field(description="Its hints, with the protocol's defaults.")
 
 
-class ToolList(BaseModel):
+class ViewTools(BaseModel):
     """The tools of a view."""
 
     view: str = Field(description="The name of the view; empty for the endpoint of all tools.")
@@ -89,7 +89,7 @@ class _Pages:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    async def list(self, view: str | None = None, text: str = "") -> ToolList:
+    async def list(self, view: str | None = None, text: str = "") -> ViewTools:
         """Report the tools of a view, those whose name or description contains a text."""
         view, catalog, paths = self._view(view)
         words = text[:MAX_TEXT].lower().split()
@@ -98,7 +98,7 @@ class _Pages:
             for served in catalog.tools.values()
             if _matches(entry := _entry(served, catalog), words)
         ]
-        return ToolList(
+        return ViewTools(
             view=view, path=paths[view], views=paths, total=len(tools), tools=tools[:MAX_SHOWN]
         )
 
@@ -221,7 +221,7 @@ class _Pages:
         self,
         request: Request,
         tool: ToolDetails,
-        form: Form,
+        form: PageForm,
         text: str | None,
         problem: str = "",
     ) -> HTMLResponse:
@@ -291,4 +291,4 @@ def _matches(entry: ToolEntry, words: list[str]) -> bool:
     return all(word in text for word in words)
 
 
-PAGE: Final = Page("/tools", "Tools", make_router, 3)
+PAGE: Final = ConsolePage("/tools", "Tools", make_router, 3)

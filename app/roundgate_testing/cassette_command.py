@@ -27,14 +27,14 @@ from roundgate_testing.cassettes import (
     RULES,
     SCHEMA,
     Cassette,
+    CassetteVerifier,
     IncomingRequest,
     Outcome,
     Proxy,
     Recorder,
-    Reply,
     Rule,
     StandIn,
-    Verifier,
+    WebReply,
     address,
     check_paths,
     read,
@@ -157,7 +157,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
     cassette = read(arguments.file)
     stand_in: StandIn | None = None  # created once the port is known
 
-    async def answer(request: IncomingRequest) -> Reply | None:
+    async def answer(request: IncomingRequest) -> WebReply | None:
         assert stand_in is not None
         return await stand_in.answer(request.method, request.headers, request.body)
 
@@ -197,7 +197,7 @@ async def _verify(arguments: argparse.Namespace) -> int:
     compared = replace(cassette, ignore=ignore)
     token = os.environ.get(arguments.token_env)
     recorder = _recorder(arguments, cassette) if arguments.update else None
-    verifier = Verifier(
+    verifier = CassetteVerifier(
         compared,
         arguments.urls,
         transport=recorder,

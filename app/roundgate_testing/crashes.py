@@ -24,9 +24,9 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile
 from roundgate.errors import ClientError, Diverged, NondeterminismError, NothingGoesOn
 from roundgate.replay import VERSION, WATCH, Began, Cut, Run, StepWatch
-from roundgate_testing.instances import Life, Loads, Setup
+from roundgate_testing.instances import InstanceLife, Loads, Setup
 from roundgate_testing.replays import (
-    Ending,
+    CallEnding,
     collecting_effects,
     ending_of_result,
     findings_elsewhere,
@@ -143,7 +143,7 @@ class Watched:
 class Steps(StepWatch):
     """A watch that kills an instance at the crash point of its call."""
 
-    def __init__(self, watched: Watched, life: Life) -> None:
+    def __init__(self, watched: Watched, life: InstanceLife) -> None:
         self._watched = watched
         self._life = life
         self._running = 0
@@ -179,7 +179,7 @@ class _Record:
     """The outcome of one call: its ending, and the texts of its questions by key."""
 
     watched: Watched
-    ending: Ending
+    ending: CallEnding
     result: CallResult | None = None
     asked: dict[str, list[str]] = field(default_factory=dict)
 
@@ -336,7 +336,7 @@ class CrashTest:
             result = await self.play(watched, _recording(self.answers, texts_by_key))
             ending = ending_of_result(result)
         except (ClientError, NothingGoesOn) as error:
-            ending = Ending("raised", without_reference(f"{type(error).__name__}: {error}"))
+            ending = CallEnding("raised", without_reference(f"{type(error).__name__}: {error}"))
         return _Record(watched, ending, result, texts_by_key)
 
     async def _begin(self) -> None:
@@ -351,7 +351,7 @@ class CrashTest:
         watched_here, texts_by_key = Watched(None), dict[str, list[str]]()
         watched_here.values = self.values
         answers, call = Answers.of(_recording(self.answers, texts_by_key)), watched.last_run.call
-        token = WATCH.set(Steps(watched_here, Life()))
+        token = WATCH.set(Steps(watched_here, InstanceLife()))
         try:
             facts = (
                 self.file,

@@ -46,7 +46,7 @@ from roundgate.tokens import EventPlace, keys
 from roundgate_testing.contexts import find_payload
 from roundgate_testing.crashes import Crash, CrashTest, Steps, Watched
 from roundgate_testing.histories import Given, Replayed, read_histories, replay
-from roundgate_testing.instances import Life, Loads, Memory, Setup, Source, VirtualClock
+from roundgate_testing.instances import InstanceLife, Loads, Memory, Setup, Source, VirtualClock
 from roundgate_testing.replays import serving
 from roundgate_testing.transport import AsgiTransport
 
@@ -94,11 +94,11 @@ class Gateway:
         self._callers = _Callers()
         self._memory = Memory(self.clock)
         self._clients: list[Client] = []
-        self._dead: list[tuple[Life, asyncio.Future[Any]]] = []
+        self._dead: list[tuple[InstanceLife, asyncio.Future[Any]]] = []
         self._loads = Loads(self._using)
         self._is_again = False
         """Whether this gateway repeats a call of another one, which owns `_file` and `_loads`."""
-        self._kept: tuple[Life, Any, ConfigFile] | None = None
+        self._kept: tuple[InstanceLife, Any, ConfigFile] | None = None
         self._events: dict[str, Any] = {}
         """The payloads for events of the current calls, by event name."""
         self._working = asyncio.Lock()
@@ -302,7 +302,7 @@ class Gateway:
         return await self._post(ref, mark.name, payload)
 
     async def _post(self, ref: TaskRef, name: str, payload: Any) -> int:
-        core = self._core(self._file, Life())
+        core = self._core(self._file, InstanceLife())
         token = core.event_tokens().seal(EventPlace(ref.owner, ref.id, name))
         headers = [("Content-Type", "application/json")]
         url = Url.parse(f"{ORIGIN}{EVENTS_PATH}{token}")
@@ -365,7 +365,7 @@ class Gateway:
         """Run the task of each message in the queue, and return the number of turns."""
         async with self._working:
             turns = 0
-            stores = self._memory.stores(Life())
+            stores = self._memory.stores(InstanceLife())
             while messages := await stores.queue.receive(10, 0):
                 for message in messages:
                     await self._turn(message)
@@ -399,7 +399,7 @@ class Gateway:
         else:  # overdue, and not in the queue yet: let time pass until the sweep finds it
             self.clock.skip(seconds)
         if not await self.work():
-            core = self._core(self._file, Life())
+            core = self._core(self._file, InstanceLife())
             await core.sweep(self._file.config, self.clock).sweep()
             await self.work()
 
@@ -415,11 +415,11 @@ class Gateway:
         return f"No event will continue the tasks. {open_tasks or 'There is no open task'}"
 
     async def _turn(self, message: Message) -> None:
-        life = Life()
+        life = InstanceLife()
         core = self._core(self._file_now(), life)
         await self._living(life, _take(core, message, self._file.config, self.clock))
 
-    def _core(self, file: ConfigFile, life: Life) -> Core:
+    def _core(self, file: ConfigFile, life: InstanceLife) -> Core:
         """Return the core of a new instance."""
         stores, loaded = self._memory.stores(life), self._loads.of(file)
         return build_core(file, self._using, self.clock, stores, loaded=loaded)
@@ -428,7 +428,7 @@ class Gateway:
         life, app = self._instance()
         await self._living(life, app(scope, receive, send))
 
-    async def _living(self, life: Life, work: Any) -> None:
+    async def _living(self, life: InstanceLife, work: Any) -> None:
         """Run the work of an instance until it ends or the instance dies. The work of a dead
         instance stays pending until the end of the test."""
         watch: StepWatch = _Noting() if self._watch is None else Steps(self._watch, life)
@@ -453,14 +453,14 @@ class Gateway:
         else:
             await working
 
-    def _instance(self) -> tuple[Life, Any]:
+    def _instance(self) -> tuple[InstanceLife, Any]:
         """Return the instance for a request, with its app."""
         file = self._file_now()
         if self._kept is not None and not self._fresh:
             life, app, served = self._kept
             if served is file and not life.died.is_set():
                 return life, app
-        life = Life()
+        life = InstanceLife()
         app = build_app(
             file,
             self._using,
@@ -481,7 +481,7 @@ class Gateway:
             return LOCAL
         if self._scopes is not None:
             return Principal(_ISSUER, "user", "client", frozenset(self._scopes))
-        core = self._core(self._file, Life())
+        core = self._core(self._file, InstanceLife())
         needed = {
             scope for served in core.serving.catalog.tools.values() for scope in served.tool.scopes
         }

@@ -46,8 +46,8 @@ from roundgate.replay import (
     Remembered,
     Run,
     Suspended,
+    TimedOutQuestion,
     Told,
-    Unanswered,
     engine,
 )
 from roundgate.replay.values import OTHER_TYPE
@@ -65,7 +65,7 @@ MAX_SHOWN: Final = 10
 
 _VALUES: Final = ("key", "now", "random", "uuid")
 """The kinds of places that need no recorded entry."""
-_QUESTIONS: Final = (Asked, Answered, Unanswered)
+_QUESTIONS: Final = (Asked, Answered, TimedOutQuestion)
 Place: TypeAlias = tuple[bool, str]
 """Whether the place belongs to a question, and the key."""
 
@@ -241,7 +241,7 @@ def _journal(history: History, supplied: Given) -> tuple[Journal, set[Place]]:
 def _known(entry: Entry, history: History, supplied: Given) -> Entry | None:
     """Return an entry with its value, or `None` if the value is missing."""
     match entry:
-        case Unanswered(digest=""):
+        case TimedOutQuestion(digest=""):
             return None
         case Answered() if history.is_redacted:
             return replace(entry, digest=None)
@@ -316,7 +316,7 @@ _HOW: Final[Mapping[type[Entry], str]] = {
     Asked: "question",
     Opened: "event",
     Answered: "question, answered",
-    Unanswered: "question, not answered in time",
+    TimedOutQuestion: "question, not answered in time",
 }
 
 

@@ -32,7 +32,7 @@ from roundgate.runtime.startup import Loaded, Stores, load
 from roundgate.settings import AuditConfig, Origin, Settings, yaml_file
 from roundgate.storage import Mark
 from roundgate.storage.sqlite import (
-    Database,
+    SqliteDatabase,
     SqliteQueue,
     SqliteSessions,
     SqliteTasks,
@@ -157,7 +157,7 @@ class Memory:
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
 
-    def stores(self, life: Life) -> Stores:
+    def stores(self, life: InstanceLife) -> Stores:
         """Return the stores of one instance, which block once the instance is dead."""
         database = _MemoryDatabase(self, life)
         queue = SqliteQueue(database, self._clock)
@@ -199,7 +199,7 @@ class Memory:
             self._connection = None
 
 
-class Life:
+class InstanceLife:
     """The life of one instance: a gateway or a worker. A dead instance cannot use the stores."""
 
     def __init__(self) -> None:
@@ -223,10 +223,10 @@ class Life:
         self._is_buried.set()
 
 
-class _MemoryDatabase(Database):
+class _MemoryDatabase(SqliteDatabase):
     """The database of one instance, without threads, so that tests have no races."""
 
-    def __init__(self, memory: Memory, life: Life) -> None:
+    def __init__(self, memory: Memory, life: InstanceLife) -> None:
         super().__init__(Path(":memory:"), durable=False)
         self._memory = memory
         self._life = life

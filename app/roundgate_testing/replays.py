@@ -61,7 +61,7 @@ from roundgate.settings import Settings
 from roundgate.tasks import tool_result
 from roundgate.tokens import keys
 from roundgate_testing.contexts import AnsweredRun, EventsHere
-from roundgate_testing.instances import Life, Loads, Memory, Setup, Source, VirtualClock
+from roundgate_testing.instances import InstanceLife, Loads, Memory, Setup, Source, VirtualClock
 
 MAX_RUNS: Final = 100
 """The maximum number of runs of a handler that restarts or is in the low-level form."""
@@ -86,7 +86,7 @@ _REFERENCE: Final = re.compile(r"(?<=the server's log has the details under refe
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class CallEnding:
     """The ending of a call. `how` is "returned", "failed" (an error for the model), "raised" (the
     call itself failed) or "went on" (the call did not end)."""
 
@@ -98,12 +98,12 @@ class Ending:
         return f"it {self.how}: {text[:500]}"
 
 
-def ending_of_result(result: CallResult) -> Ending:
+def ending_of_result(result: CallResult) -> CallEnding:
     """Return the ending of a call with this result."""
     if not result.is_error:
-        return Ending("returned", result.value)
+        return CallEnding("returned", result.value)
     value = result.value
-    return Ending("failed", without_reference(value) if isinstance(value, str) else value)
+    return CallEnding("failed", without_reference(value) if isinstance(value, str) else value)
 
 
 def without_reference(text: str) -> str:
@@ -113,16 +113,16 @@ def without_reference(text: str) -> str:
 
 def _ending_of_outcome(
     outcome: Completed[Returned] | Failed | Suspended | Restarted, tool: str, clock: Clock
-) -> Ending:
+) -> CallEnding:
     """Return the ending of a handler's call, as its caller would see it."""
     if not isinstance(outcome, Completed | Failed):
-        return Ending("went on", None)
+        return CallEnding("went on", None)
     if isinstance(outcome, Completed) and not isinstance(outcome.value, ToolResult):
-        return Ending("went on", None)  # as a task of the service
+        return CallEnding("went on", None)  # as a task of the service
     try:
         result = tool_result(outcome, tool, clock)
     except ProtocolError as error:
-        return Ending("raised", str(error))
+        return CallEnding("raised", str(error))
     return ending_of_result(CallResult.read(result.to_wire(), 1))
 
 
@@ -197,7 +197,7 @@ async def serving(
     using = Settings(worker="off", state_keys=keys.new_key())
     own = loads or Loads(using)
     try:
-        yield build_core(file, using, clock, memory.stores(Life()), loaded=own.of(file))
+        yield build_core(file, using, clock, memory.stores(InstanceLife()), loaded=own.of(file))
     finally:
         if loads is None:
             await own.aclose()
@@ -213,7 +213,7 @@ async def truth(
     call: Call,
     answers: Answers,
     events: Mapping[str, Any],
-) -> Ending:
+) -> CallEnding:
     """Return the ending of a call without replay. The call begins at `now_ms`, in milliseconds
     since the epoch."""
     clock = VirtualClock(now_ms)
@@ -253,7 +253,7 @@ async def _run(served: ServedTool, run: Run, arguments: Mapping[str, Any]) -> An
 
 
 async def findings_elsewhere(
-    setup: Setup, tool: str, arguments: Mapping[str, Any], run: Run, expected: Ending
+    setup: Setup, tool: str, arguments: Mapping[str, Any], run: Run, expected: CallEnding
 ) -> list[str]:
     """Replay a run in other processes, and return descriptions of the differences.
 
@@ -297,7 +297,7 @@ async def findings_elsewhere(
     where = "replayed in another process, with other hashes, clock, time zone and environment"
     findings = []
     for answer in answers:
-        ending = Ending(*answer["ending"])
+        ending = CallEnding(*answer["ending"])
         differs = [] if ending == expected else [f"{ending} instead of: {expected}"]
         findings += [f"{where}: {finding}" for finding in answer["new"] or differs]
     return findings

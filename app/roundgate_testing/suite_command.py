@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 
 from roundgate.cli import output, remote
 from roundgate.cli.arguments import Commands, command, flag, number, repeated
-from roundgate.cli.output import Status, escaped_lines, say
+from roundgate.cli.output import OutputStatus, escaped_lines, say
 from roundgate.client import VERSIONS, Client
 from roundgate.clock import Clock
 from roundgate.errors import ConfigError, GatewayError, Problem, UsageError
@@ -26,14 +26,14 @@ from roundgate.observability import Style, escaped
 from roundgate_testing import suites
 from roundgate_testing.suites import (
     CaseResult,
-    Difference,
     Failure,
-    Run,
+    Mismatch,
     Secrets,
     Snapshots,
     SuiteFile,
     SuiteResult,
-    Target,
+    SuiteRun,
+    SuiteTarget,
     Variables,
     Verdict,
 )
@@ -86,7 +86,7 @@ class _Session:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._clock = Clock()
-        self._report = Report(sys.stdout, is_quiet=arguments.json)
+        self._report = SuiteReport(sys.stdout, is_quiet=arguments.json)
         self._stopped = False
 
     async def run(self) -> int:
@@ -141,9 +141,9 @@ class _Session:
         shown = secrets.hidden(str(target))
         async with suites.started(target) as target:
             client = server.client_options(options)
-            run = Run(file, lambda: Client(target.url, **client), snapshots, secrets)
+            run = SuiteRun(file, lambda: Client(target.url, **client), snapshots, secrets)
             self._report.suite(file.name, shown)
-            with Status(sys.stderr) as status:
+            with OutputStatus(sys.stderr) as status:
 
                 def done(result: CaseResult) -> None:
                     status.hide()
@@ -208,7 +208,7 @@ class _ServerOptions:
         except ValueError as error:
             raise UsageError(f"{file.path}: variables: {error}") from None
 
-    def target(self) -> Target:
+    def target(self) -> SuiteTarget:
         """Return the server under test.
 
         Raises:
@@ -218,9 +218,9 @@ class _ServerOptions:
         environment = {} if server is None else filled(server.environment)
         timeout_s = 60.0 if server is None else server.start_timeout_s
         if self._arguments.url is not None:
-            return Target(self._arguments.url)
+            return SuiteTarget(self._arguments.url)
         if (config := self._arguments.serve) is not None:
-            return Target.of_gateway(config, environment, timeout_s, str(config))
+            return SuiteTarget.of_gateway(config, environment, timeout_s, str(config))
         if server is None or not (server.url or server.gateway):
             raise UsageError(
                 f"{self._file.path} does not name a server: pass --url or --serve, or set `server` "
@@ -228,11 +228,11 @@ class _ServerOptions:
             )
         if server.gateway:
             config = self._file.folder / filled(server.gateway)
-            return Target.of_gateway(config, environment, timeout_s, server.gateway)
+            return SuiteTarget.of_gateway(config, environment, timeout_s, server.gateway)
         command = tuple(filled(server.command or []))
         shown = " ".join(server.command or [])
         folder = self._file.folder
-        return Target(filled(server.url), command, environment, folder, timeout_s, shown)
+        return SuiteTarget(filled(server.url), command, environment, folder, timeout_s, shown)
 
     def client_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client options of the command line, completed by the suite's options.
@@ -269,7 +269,7 @@ _SIGNS: Final = {
 }
 
 
-class Report:
+class SuiteReport:
     """The report for people, printed as results arrive; `is_quiet` suppresses it."""
 
     def __init__(self, to: TextIO, *, is_quiet: bool) -> None:
@@ -313,7 +313,7 @@ class Report:
         for difference in failure.differences:
             yield from self._difference(difference)
 
-    def _difference(self, difference: Difference) -> Iterator[str]:
+    def _difference(self, difference: Mismatch) -> Iterator[str]:
         yield self._style(escaped(difference.path), "cyan")
         for line in difference.lines:
             colour = {"-": "green", "+": "red"}.get(line[:1])

@@ -22,7 +22,7 @@ from roundgate.client import (
 from roundgate.client.elicitation import ARRAY, DEFAULT_MAX_ELICITATION_ROUNDS
 from roundgate.errors import BadAnswer, TooManyRounds, Unanswered
 from roundgate_testing import suites
-from roundgate_testing.suites import Run, Secrets, Snapshots
+from roundgate_testing.suites import Secrets, Snapshots, SuiteRun
 
 CALL = {"name": "weather", "arguments": {"loc": "SFO"}}
 FIXTURE = {"city": {"city": "San Francisco"}, "unit": {"unit": "fahrenheit"}}
@@ -152,7 +152,7 @@ async def planned_follow_up(client: Client) -> None:
 async def yaml_surface(client: Client) -> None:
     """Run `suite.yaml`, which declares answers for each call, as `roundgate test` does."""
     file = suites.load(Path(__file__).with_name("suite.yaml"))
-    run = Run(file, lambda: Client(client.url), Snapshots.beside(file.path), Secrets())
+    run = SuiteRun(file, lambda: Client(client.url), Snapshots.beside(file.path), Secrets())
     for result in await run.cases(range(len(file.suite.cases))):
         print(f"    {result.verdict}: {result.name}")
         assert result.failure is None, result.failure

@@ -40,7 +40,7 @@ from roundgate.replay.context import Context
 from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.queue import Message
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
@@ -143,11 +143,11 @@ async def drain(path: Path, count: int, *, is_blind: bool) -> Drained:
 
     def shop() -> Workshop:
         queue: Any = Counting(
-            SqliteQueue(Database(path, durable=False), Clock()), counts, is_blind=is_blind
+            SqliteQueue(SqliteDatabase(path, durable=False), Clock()), counts, is_blind=is_blind
         )
         return Workshop(
             catalog_of(quick=quick),
-            StoredTasks(SqliteTasks(Database(path, durable=False)), queue),
+            StoredTasks(SqliteTasks(SqliteDatabase(path, durable=False)), queue),
             queue,
             Clock(),
             CONFIG,
@@ -297,7 +297,7 @@ async def _make_late(kind: str, place: str, table: str, count: int) -> None:
 
 def _store(kind: str, place: str, table: str, calls: Counter[str]) -> StoredTasks:
     if kind == "sqlite":
-        return StoredTasks(SqliteTasks(Database(Path(place), durable=False)))
+        return StoredTasks(SqliteTasks(SqliteDatabase(Path(place), durable=False)))
     running = Emulator(place)
 
     def make_client() -> Any:

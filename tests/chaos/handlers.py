@@ -113,10 +113,10 @@ async def on_dynamodb(seed: int, files: Files, emulator: Any, table: str) -> Non
 
 
 async def on_postgresql(seed: int, server: postgresql.Server) -> None:
-    from roundgate.storage.postgres import Database, PostgresQueue, PostgresTasks
+    from roundgate.storage.postgres import PostgresDatabase, PostgresQueue, PostgresTasks
 
     await asyncio.to_thread(server.empty)
-    clock, database = SkippingClock(), Database(server.url)
+    clock, database = SkippingClock(), PostgresDatabase(server.url)
     queue = PostgresQueue(database, clock)
     try:
         await as_task(seed, StoredTasks(PostgresTasks(database)), queue, clock)

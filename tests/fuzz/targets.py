@@ -183,7 +183,7 @@ def _responses(answer: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 @cache
-def function() -> lambda_http.Function:
+def function() -> lambda_http.HttpFunction:
     """The function of AWS Lambda, behind an authorizer."""
     place = Path(tempfile.mkdtemp(prefix="fuzz-"))
     (place / "everything.py").write_text(EVERYTHING_SOUND)

@@ -17,7 +17,7 @@ from roundgate.operators import Act, TaskControl
 from roundgate.protocol import Status
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRef
-from roundgate.tasks.events import Answer, Answered, Refused
+from roundgate.tasks.events import AnswersTaken, Refused, TakeAnswers
 from tests.support.audit import KEY, records
 from tests.support.console import csrf_of, elements
 from tests.support.console_tasks import ACCEPTED, Confirm, add, operated, refund
@@ -227,9 +227,9 @@ async def test_an_answer_holds_only_for_questions_that_the_operator_could_see(
         ref = await add(gateway.store, 1, **asks)
         stored: list[set[str]] = []
 
-        async def answer(ref: TaskRef, event: Answer, now_ms: int) -> Refused:
+        async def answer(ref: TaskRef, event: TakeAnswers, now_ms: int) -> Refused:
             stored.append(set(event.answers))
-            return Refused(Answered.FULLY)
+            return Refused(AnswersTaken.FULLY)
 
         monkeypatch.setattr(gateway.store, "apply", answer)
         accepts = {"action": "accept", "content": {"approve": True}}

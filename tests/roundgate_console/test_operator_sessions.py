@@ -18,7 +18,7 @@ from roundgate.settings import MAX_SESSION_S
 from roundgate.settings.process import Settings
 from roundgate.storage import SessionRow
 from roundgate.tokens import Key, KeyRing
-from roundgate_console.sessions import Sessions, cookie_name
+from roundgate_console.sessions import OperatorSessions, cookie_name
 from roundgate_console.signing_in import Seldom
 from tests.support.asgi import STATE_KEY, built, config_file
 from tests.support.audit import KEY, records
@@ -58,7 +58,7 @@ STEPS = st.lists(
 def test_a_session_is_valid_until_it_ends_or_is_revoked(steps: list[str]) -> None:
     clock = FixedClock()
     store: Any = Rows(clock)
-    sessions = Sessions(KeyRing([Key(bytes(32))]), clock, MAX_SESSION_S, store)
+    sessions = OperatorSessions(KeyRing([Key(bytes(32))]), clock, MAX_SESSION_S, store)
     ann = Principal(ISSUER, "ann")
     begun: list[tuple[str, int]] = []
     revoked = -1
@@ -156,12 +156,12 @@ async def test_a_program_ends_the_sessions_of_an_operator() -> None:
 async def test_no_session_is_open_while_the_store_cannot_be_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def fail(self: Sessions, issuer: str, subject: str) -> str:
+    async def fail(self: OperatorSessions, issuer: str, subject: str) -> str:
         raise Unavailable("The store cannot be reached just now")
 
     async with with_auth(hello) as browser:
         await browser.sign_in()
-        monkeypatch.setattr(Sessions, "last_revocation", fail)
+        monkeypatch.setattr(OperatorSessions, "last_revocation", fail)
         for path in ("", "/tools", "/api/overview"):
             response = await browser.get(path)
             assert (response.status_code, "cannot be reached" in response.text) == (503, True)

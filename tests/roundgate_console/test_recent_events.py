@@ -10,7 +10,7 @@ import pytest
 
 from roundgate.observability import observe
 from roundgate.observability.correlation import Correlation, correlated
-from roundgate_console.recent import MAX_LIST, MAX_TEXT, Event, RecentEvents, recent_calls
+from roundgate_console.recent import MAX_LIST, MAX_TEXT, RecentEvent, RecentEvents, recent_calls
 from tests.support import root_logger
 
 
@@ -22,7 +22,7 @@ def record(
     return made
 
 
-def kept(*records: logging.LogRecord, **bounds: int) -> list[Event]:
+def kept(*records: logging.LogRecord, **bounds: int) -> list[RecentEvent]:
     ring = RecentEvents(**bounds)
     for each in records:
         ring.handle(each)

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from roundgate.operators.continuing import StepDone
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef
-from roundgate_console.recent import Event
-from roundgate_console.timeline import MAPPERS, Kind, Tone, make_timeline
+from roundgate_console.recent import RecentEvent
+from roundgate_console.timeline import MAPPERS, MomentKind, Tone, make_timeline
 from tests.support.said import logged
 
 RECORD = TaskRecord(
@@ -27,13 +27,13 @@ RECORD = TaskRecord(
 )
 
 
-def event(at_ms: float, message: str, **facts: Any) -> Event:
+def event(at_ms: float, message: str, **facts: Any) -> RecentEvent:
     level = facts.pop("level", "info")
-    return Event(at_ms, message, level, "C", facts.pop("task", None), "refund", facts)
+    return RecentEvent(at_ms, message, level, "C", facts.pop("task", None), "refund", facts)
 
 
 def titles(
-    events: list[Event],
+    events: list[RecentEvent],
     record: TaskRecord | None = None,
     steps: list[StepDone] | None = None,
     now_ms: int = 5_000,
@@ -97,10 +97,10 @@ PLAN = event(1_110, "a step ended", step="plan", attempt=1, outcome="ok", ms=5)
             ["a message of a later version"],
         ),
     ],
-    ids=lambda value: value[0].message if value and isinstance(value[0], Event) else "",
+    ids=lambda value: value[0].message if value and isinstance(value[0], RecentEvent) else "",
 )
 def test_events_become_moments_in_the_order_in_which_they_began(
-    events: list[Event], lines: list[str]
+    events: list[RecentEvent], lines: list[str]
 ) -> None:
     assert titles(events) == lines
 
@@ -201,7 +201,7 @@ FAILED = StepDone("pay", "failed", 2)
     ],
 )
 def test_a_task_adds_its_journal_and_its_state(
-    record: TaskRecord, steps: list[StepDone] | None, events: list[Event], lines: list[str]
+    record: TaskRecord, steps: list[StepDone] | None, events: list[RecentEvent], lines: list[str]
 ) -> None:
     expiry = ["task expires"] if record.is_open else []
     assert titles(events, record, steps) == [*lines, *expiry]
@@ -210,7 +210,7 @@ def test_a_task_adds_its_journal_and_its_state(
 def test_a_death_that_this_process_saw_is_shown_once() -> None:
     seen = event(1_100, "a task is taken over", deaths=1)
     moments = make_timeline([seen], replace(RECORD, deaths=1), None, 5_000)
-    assert [moment.kind for moment in moments].count(Kind.DEATH) == 1
+    assert [moment.kind for moment in moments].count(MomentKind.DEATH) == 1
 
 
 def test_an_expired_task_says_so() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 
 Minutes: TypeAlias = Sequence[float | None]
 """The value of a metric in each minute, the latest last; `None` without points."""
@@ -98,7 +98,7 @@ def _evaluated(expression: str, points: Mapping[str, float | None]) -> float | N
     return value
 
 
-def alarms(template: Template) -> dict[str, Alarm]:
+def alarms(template: StackTemplate) -> dict[str, Alarm]:
     """All of them, by name."""
     return {
         name: _alarm(name, template.properties(name))

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias, TypeGuard
 
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 from tests.support.dynamodb import ROOT
 from tests.support.expanded import expanded
 
@@ -106,12 +106,12 @@ SENDS = "app/roundgate/tasks/stored.py"
 """What sends messages for the others, and is counted as their use of the store."""
 
 
-def deployed(**parameters: str) -> Template:
+def deployed(**parameters: str) -> StackTemplate:
     """The expanded template, with what its resources are called here."""
-    return Template(ROOT / "template.yaml", parameters, KNOWN, expanded())
+    return StackTemplate(ROOT / "template.yaml", parameters, KNOWN, expanded())
 
 
-def allowed(template: Template, function: str) -> set[Permission]:
+def allowed(template: StackTemplate, function: str) -> set[Permission]:
     """By all policies of a function's role, but for its own log; the template has to be
     expanded."""
     reference = template.source["Resources"][function]["Properties"]["Role"]

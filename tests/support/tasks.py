@@ -28,7 +28,7 @@ from roundgate.replay.sync_context import SyncContext
 from roundgate.runtime import loading
 from roundgate.settings import TasksConfig
 from roundgate.storage.queue import Message, TaskQueue
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.sqlite.writing import transacted
@@ -220,7 +220,7 @@ class Files:
         self._directory = directory
         self._made = 0
         self._template = directory / "template.sqlite3"
-        Database(self._template, durable=False)._connect().close()
+        SqliteDatabase(self._template, durable=False)._connect().close()
 
     def new(self) -> Path:
         """Another file."""
@@ -230,7 +230,7 @@ class Files:
         return path
 
 
-class Fast(Database):
+class Fast(SqliteDatabase):
     """No thread and no disk: for thousands of runs. Whether writes are durable is not what they are about."""
 
     def __init__(self, path: Path) -> None:
@@ -258,13 +258,13 @@ class Shared:
     clock: Clock
     config: TasksConfig = field(default_factory=TasksConfig)
     opened: list[Any] = field(default_factory=list)
-    database: type[Database] = Database
+    database: type[SqliteDatabase] = SqliteDatabase
 
     def stores(self) -> tuple[StoredTasks, SqliteQueue]:
         """Another process's objects on the file."""
         kind: Any = self.database
         databases = [
-            kind(self.path, durable=False) if kind is Database else kind(self.path)
+            kind(self.path, durable=False) if kind is SqliteDatabase else kind(self.path)
             for _ in range(2)
         ]
         self.opened += databases

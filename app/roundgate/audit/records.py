@@ -42,7 +42,7 @@ def hash_of(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-class Checkpoint(Struct, frozen=True):
+class ChainCheckpoint(Struct, frozen=True):
     """The state of a chain at some time: the number of its records, and the hash of the last."""
 
     chain: str
@@ -54,11 +54,11 @@ class Checkpoint(Struct, frozen=True):
         return {"chain": self.chain, "records": self.records, "head": self.head}
 
 
-def checkpoint_from_line(line: bytes) -> Checkpoint | None:
+def checkpoint_from_line(line: bytes) -> ChainCheckpoint | None:
     """Return the checkpoint in a line of the heads file or of a JSON log; `None` if there is none."""
     match _decoded(line):
         case {"chain": str(chain), "records": int(records), "head": str(head)} if records > 0:
-            return Checkpoint(chain, records, head)
+            return ChainCheckpoint(chain, records, head)
     return None
 
 

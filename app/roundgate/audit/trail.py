@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from roundgate.audit.digests import Digests
-from roundgate.audit.records import FIRST, Checkpoint, answer_facts
+from roundgate.audit.records import FIRST, ChainCheckpoint, answer_facts
 from roundgate.audit.sinks import MakeSink, Sink
 from roundgate.auth import Principal
 from roundgate.background import detached
@@ -366,7 +366,7 @@ class Trail:
         """Publish the state of the chain, apart from the chain."""
         if self._sink is None or self._records == self._marked:
             return
-        checkpoint = Checkpoint(self._chain, self._records, self._head).facts()
+        checkpoint = ChainCheckpoint(self._chain, self._records, self._head).facts()
         log.info("audit checkpoint", extra={"fields": checkpoint})
         self._sink.mark(encode({**checkpoint, "at": iso(self._clock.now_ms())}) + b"\n")
         self._marked = self._records

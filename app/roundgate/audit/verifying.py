@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from roundgate.audit.records import (
     FIRST,
-    Checkpoint,
+    ChainCheckpoint,
     checkpoint_from_line,
     hash_of,
     record_from_line,
@@ -104,7 +104,7 @@ def lines_of(files: Iterable[Path]) -> Iterator[Line]:
                     yield Line(file, number, data, is_whole=line.endswith(b"\n"))
 
 
-def checkpoints_of(paths: Sequence[Path], anchors: Sequence[Path]) -> list[Checkpoint]:
+def checkpoints_of(paths: Sequence[Path], anchors: Sequence[Path]) -> list[ChainCheckpoint]:
     """Return the checkpoints beside the chains, and those in files kept elsewhere, such as logs."""
     heads = [path / HEADS for path in paths if path.is_dir() and (path / HEADS).is_file()]
     found = (checkpoint_from_line(line.data) for line in lines_of([*heads, *anchors]))
@@ -112,7 +112,7 @@ def checkpoints_of(paths: Sequence[Path], anchors: Sequence[Path]) -> list[Check
 
 
 def verify(
-    lines: Iterable[Line], checkpoints: Iterable[Checkpoint], *, is_mixed: bool = False
+    lines: Iterable[Line], checkpoints: Iterable[ChainCheckpoint], *, is_mixed: bool = False
 ) -> Report:
     """Verify chains of records against each other and against checkpoints.
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from roundgate.auth import Principal
 from roundgate.backends.base import Bound, CallTool, DirectCall, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
-from roundgate.backends.schema_values import Document, with_schema
+from roundgate.backends.schema_values import ArgumentSchema, with_schema
 from roundgate.errors import ToolError
 from roundgate.protocol import PartlyKnown, Schema, visible, visible_json
 from roundgate.replay import AnyContext, Context, Form, call_of, form_schema, run_of
@@ -107,8 +107,8 @@ class _Guarded(Struct, frozen=True, dict=True):
         return PartlyKnown(value, [*bound.known.unknown, *self._schema.misfits(value)])
 
     @cached_property
-    def _document(self) -> Document:
-        return Document(self.tool.definition["inputSchema"])
+    def _document(self) -> ArgumentSchema:
+        return ArgumentSchema(self.tool.definition["inputSchema"])
 
     @cached_property
     def _schema(self) -> Schema:

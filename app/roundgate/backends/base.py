@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.backends.modules import Modules
-from roundgate.backends.secret_reading import Secrets
+from roundgate.backends.secret_reading import SecretTexts
 from roundgate.backends.service_tasks import TaskSource
 from roundgate.errors import Problem
 from roundgate.protocol import (
@@ -337,7 +337,7 @@ class Shared(Struct, frozen=True):
     Lambda."""
     replaces_server: bool = False
     """Whether the back end takes over from one whose server is up, and which serves until then."""
-    secrets: Secrets = field(default_factory=Secrets)
+    secrets: SecretTexts = field(default_factory=SecretTexts)
     """The reader and cache of secrets."""
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # loaded only if there is a policy
     from roundgate.backends.skills.source import SkillSource
     from roundgate.policy.config import Kind
     from roundgate.policy.items import ItemRules
-    from roundgate.policy.rules import Policy, Rule, ToolRules
+    from roundgate.policy.rules import Policy, PolicyRule, ToolRules
 
 MAX_NAME: Final = 64
 ListName: TypeAlias = Literal["prompts", "resources", "templates", "skills"]
@@ -230,7 +230,7 @@ class Catalog(Struct, frozen=True, dict=True):
             ),
         }
 
-    def _rules_about(self, kind: Kind) -> Sequence[Rule] | None:
+    def _rules_about(self, kind: Kind) -> Sequence[PolicyRule] | None:
         """Return the rules about prompts or resources; `None` if these need no rule."""
         return None if self.policy is None else self.policy.rules_about(kind)
 

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from roundgate import json
 from roundgate.backends.config import JobConfig
-from roundgate.backends.http.messages import Answer
+from roundgate.backends.http.messages import ServiceAnswer
 from roundgate.backends.service_tasks import check_request
 from roundgate.background import detached
 from roundgate.errors import (
@@ -422,7 +422,7 @@ def _text(value: Any) -> str:
 
 
 Values: TypeAlias = Mapping[str, str]
-Ask: TypeAlias = Callable[[Values], Awaitable[Answer]]
+Ask: TypeAlias = Callable[[Values], Awaitable[ServiceAnswer]]
 """A function that sends a request about the job with these values. It raises NotNow or
 BackendError."""
 
@@ -436,7 +436,7 @@ class AnsweredJob(Struct, frozen=True):
     config: JobConfig
     by: str
     """The word for the service in messages: "service" or "function"."""
-    begin: Callable[[], Awaitable[Answer]]
+    begin: Callable[[], Awaitable[ServiceAnswer]]
     look: Ask
     result: Ask | None
     """The function that fetches the result; `None` if the last poll's answer holds it."""
@@ -489,13 +489,13 @@ class AnsweredJob(Struct, frozen=True):
         self._good(answer, "cancelling the job")
         return True
 
-    async def _ask(self, ask: Ask, values: Values) -> Answer:
+    async def _ask(self, ask: Ask, values: Values) -> ServiceAnswer:
         answer = await ask(values)
         if is_passing(answer.status):
             raise NotNow(answer.status_line)
         return answer
 
-    def _good(self, answer: Answer, doing: str) -> Answer:
+    def _good(self, answer: ServiceAnswer, doing: str) -> ServiceAnswer:
         if answer.status >= 300:
             raise BackendError(
                 f"The {self.by} answered {answer.status_line} to {doing}",

@@ -37,7 +37,7 @@ Check: TypeAlias = Callable[[Any, Origin, dict[str, bytes]], Sequence[Problem]]
 that do not prevent serving."""
 
 
-class Kind(Struct, frozen=True):
+class BackendKind(Struct, frozen=True):
     """A kind of back end. Its parts are given as `module:name`, and imported on demand."""
 
     config: str
@@ -83,33 +83,33 @@ def _named(place: str) -> Any:
     return attrgetter(name)(import_module(module))
 
 
-KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+KINDS: Final[Mapping[str, BackendKind]] = MappingProxyType(
     {
-        "python": Kind(
+        "python": BackendKind(
             "roundgate.backends.python.backend:PythonBackendConfig",
             "roundgate.backends.python.backend:PythonBackend",
             checker="roundgate.backends.python.remarks:remarks",
         ),
-        "http": Kind(
+        "http": BackendKind(
             "roundgate.backends.http.config:HttpBackendConfig",
             "roundgate.backends.http.backend:HttpBackend",
             checker="roundgate.backends.http.backend:remarks",
         ),
-        "openapi": Kind(
+        "openapi": BackendKind(
             "roundgate.backends.openapi.config:OpenApiBackendConfig",
             "roundgate.backends.openapi.backend:OpenApiBackend",
             "roundgate.backends.openapi.compiling:compile_to_file",
         ),
-        "mcp": Kind(
+        "mcp": BackendKind(
             "roundgate.backends.mcp.config:McpBackendConfig",
             "roundgate.backends.mcp.backend:McpBackend",
             pinner="roundgate.backends.mcp.backend:pin_to_file",
         ),
-        "skills": Kind(
+        "skills": BackendKind(
             "roundgate.backends.skills.config:SkillsBackendConfig",
             "roundgate.backends.skills.backend:SkillsBackend",
         ),
-        "lambda": Kind(
+        "lambda": BackendKind(
             "roundgate.backends.aws_lambda.config:LambdaBackendConfig",
             "roundgate.backends.aws_lambda.backend:LambdaBackend",
             "roundgate.backends.aws_lambda.backend:compile_to_file",
@@ -129,7 +129,7 @@ def kind_names() -> Sequence[str]:
     return [*KINDS, *sorted(installed - KINDS.keys())]
 
 
-def kind_of(config: BackendConfig) -> Kind:
+def kind_of(config: BackendConfig) -> BackendKind:
     """Return the kind of a back end whose settings have been read."""
     return KINDS.get(config.kind) or _own_kind(_own_place(config.kind))
 
@@ -147,7 +147,7 @@ def _own_place(name: str) -> str:
     raise LookupError(name)
 
 
-def _own_kind(place: str) -> Kind:
+def _own_kind(place: str) -> BackendKind:
     """Return the kind that a class defines by its model `Config` and the optional static methods
     `compile` and `remarks`.
 
@@ -162,7 +162,7 @@ def _own_kind(place: str) -> Kind:
         raise TypeError(f"the class has no method {missing[0]!r}, which a back end needs")
     compiler = f"{place}.compile" if hasattr(kind, "compile") else None
     checker = f"{place}.remarks" if hasattr(kind, "remarks") else None
-    return Kind(f"{place}.Config", place, compiler, checker)
+    return BackendKind(f"{place}.Config", place, compiler, checker)
 
 
 @contextmanager

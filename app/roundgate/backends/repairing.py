@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from roundgate.backends.schema_values import Document, listed, properties_of, type_of
+from roundgate.backends.schema_values import ArgumentSchema, listed, properties_of, type_of
 from roundgate.errors import ParseError
 from roundgate.json import decode
 from roundgate.protocol.readings import walk
@@ -54,12 +54,12 @@ def repaired(schema: Mapping[str, Any], arguments: dict[str, Any]) -> Repaired:
     """Return invalid arguments with texts parsed and nulls left out, as the schema wants them."""
     if any(islice(walk(arguments), MAX_VALUES, None)):
         return Repaired(arguments, {})
-    repair = _Repair(Document(schema))
+    repair = _Repair(ArgumentSchema(schema))
     return Repaired(repair.value(schema, arguments), repair.counts)
 
 
 class _Repair(Struct, frozen=True):
-    document: Document
+    document: ArgumentSchema
     counts: Counter[str] = field(default_factory=Counter)
 
     def value(self, schema: Any, value: Any, *, reads_text: bool = True) -> Any:

@@ -30,7 +30,7 @@ _WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "t", "f", 
 """Texts that services read as true or false."""
 
 
-class Document:
+class ArgumentSchema:
     """The schema of a tool's arguments, with answers about its parts. The schema must not change."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return members if isinstance(members, Mapping) else None
 
 
-def ambiguous(document: Document) -> frozenset[str]:
+def ambiguous(document: ArgumentSchema) -> frozenset[str]:
     """Return the arguments whose schema accepts texts and values that a text may be read as."""
     members = properties_of(document.schema) or {}
     types = {name: document.types(member) for name, member in members.items()}
@@ -139,7 +139,7 @@ def ambiguous(document: Document) -> frozenset[str]:
     return frozenset(name for name, of in types.items() if "string" in of and of & others)
 
 
-def with_schema(document: Document, arguments: Mapping[str, Any]) -> PartlyKnown:
+def with_schema(document: ArgumentSchema, arguments: Mapping[str, Any]) -> PartlyKnown:
     """Return arguments with the defaults that a schema declares at any depth, because a service sets
     them. All are unknown if a member has no name, or beyond `MAX_STEPS` or `MAX_DEPTH`. The defaults
     and names of all alternatives of a union count, unless a constant rules an alternative out."""
@@ -148,7 +148,7 @@ def with_schema(document: Document, arguments: Mapping[str, Any]) -> PartlyKnown
     return PartlyKnown(reading.whole, [()] if unknown is None else unknown)
 
 
-def named_by(document: Document, sent: Mapping[str, Any], read: PartlyKnown) -> PartlyKnown:
+def named_by(document: ArgumentSchema, sent: Mapping[str, Any], read: PartlyKnown) -> PartlyKnown:
     """Return what a function gets of arguments, if its author wrote the schema: all is unknown if the
     function reads a member under another name than the schema's or the caller's."""
     unknown = [()] if _renames(sent, read.value) else with_schema(document, read.value).unknown
@@ -167,7 +167,7 @@ def _renames(sent: Any, read: Any) -> bool:
 class _Reading:
     """A walk over arguments and the schemas of their parts."""
 
-    def __init__(self, document: Document, whole: dict[str, Any]) -> None:
+    def __init__(self, document: ArgumentSchema, whole: dict[str, Any]) -> None:
         self.whole = whole
         self._document = document
         self._copies: dict[int, Any] = {id(whole): whole}  # keeps copies alive: no id is reused

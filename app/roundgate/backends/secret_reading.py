@@ -145,7 +145,7 @@ class _Held(Struct):
     reading: Flight[None] = field(default_factory=Flight)
 
 
-class Secrets:
+class SecretTexts:
     """The texts of secrets, shared by all back ends."""
 
     def __init__(

@@ -46,7 +46,7 @@ from roundgate.aio import Threads, run_with_room
 from roundgate.auth import Principal
 from roundgate.backends.base import Bound
 from roundgate.backends.python_values import Names, schema_name
-from roundgate.backends.schema_values import Document, named_by
+from roundgate.backends.schema_values import ArgumentSchema, named_by
 from roundgate.errors import Inside, ToolError
 from roundgate.json import encode, fresh
 from roundgate.protocol import (
@@ -583,7 +583,7 @@ class PythonTool(Struct, frozen=True):
 
     callee: Callee
     returns: ToolReturn
-    document: Document | None
+    document: ArgumentSchema | None
     """The input schema that the decorator declares, if it declares one."""
     becomes_task_at_once: bool
     """Whether the function must run in a task and cannot call `continue_as_task` itself."""

@@ -29,7 +29,7 @@ from typing import Any, Final, TypeAlias
 
 from roundgate.cli import output, remote
 from roundgate.cli.arguments import Commands, command, flag
-from roundgate.cli.output import Status, say
+from roundgate.cli.output import OutputStatus, say
 from roundgate.client import Answers, CallResult, Client, Task, split_handle
 from roundgate.errors import (
     DOUBT,
@@ -131,7 +131,7 @@ async def _call_without_limit(client: Client, arguments: argparse.Namespace, dou
         tool = await client.tool(arguments.tool)
     # a tool that is not listed may lack a scope, which only a call tells
     values = parse_arguments(arguments.pairs, {} if tool is None else tool.input_schema)
-    with Status(sys.stderr) as status:
+    with OutputStatus(sys.stderr) as status:
         answers = remote.answers(arguments, status.hide)
         doubt.is_due = tool is None or not tool.may_be_repeated
         try:
@@ -158,7 +158,7 @@ async def _call_without_limit(client: Client, arguments: argparse.Namespace, dou
 
 
 async def _finished(
-    task: Task, answers: Answers, status: Status, timeout_s: float | None
+    task: Task, answers: Answers, status: OutputStatus, timeout_s: float | None
 ) -> CallResult:
     """Return the result of a task. If the user interrupts, or a question has no answer, print the
     command that resumes the wait."""
@@ -186,7 +186,7 @@ def _show(result: CallResult, arguments: argparse.Namespace) -> int:
 
 async def _wait(client: Client, arguments: argparse.Namespace) -> int:
     task = client.resume(arguments.handle)
-    with Status(sys.stderr) as status:
+    with OutputStatus(sys.stderr) as status:
         answers = remote.answers(arguments, status.hide)
         result = await _finished(task, answers, status, arguments.timeout)
     remote.report_unused(answers)

@@ -15,7 +15,7 @@ from roundgate.backends import Catalog, Fallback, ServedTool, Snapshot, Tool, ki
 from roundgate.backends.config import NOT_PLAIN
 from roundgate.backends.definitions import meta_of
 from roundgate.backends.http.config import RemoteConfig
-from roundgate.backends.schema_values import Document, ambiguous
+from roundgate.backends.schema_values import ArgumentSchema, ambiguous
 from roundgate.cli.arguments import PORT, Commands, add_config, command, configuration_file, flag
 from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
@@ -29,7 +29,7 @@ from roundgate.settings import process as settings
 from roundgate.tokens import keys
 
 if TYPE_CHECKING:  # loaded only if there is a policy
-    from roundgate.policy.rules import Rule
+    from roundgate.policy.rules import PolicyRule
 
 _MAX_NAMED: Final = 5
 """The limit on the tools that one remark names."""
@@ -153,9 +153,9 @@ def _print_policy(served: Catalog) -> None:
     show_table(lines, indent="  ")
 
 
-def _rules_of_targets(served: Catalog) -> Mapping[str, Sequence[Sequence[Rule]]]:
+def _rules_of_targets(served: Catalog) -> Mapping[str, Sequence[Sequence[PolicyRule]]]:
     """Return the rules that match each tool, prompt, resource and template, by kind."""
-    targets: dict[str, list[Sequence[Rule]]] = {"tool": [], "prompt": [], "resource": []}
+    targets: dict[str, list[Sequence[PolicyRule]]] = {"tool": [], "prompt": [], "resource": []}
     targets["tool"] += (
         tool.rules.rules for tool in served.tools.values() if tool.rules is not None
     )
@@ -286,7 +286,9 @@ def _unreadable_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem
                 remedy = "look at other members, or give the argument a type that JSON has"
                 yield place.problem(message, remedy)
             if tool.tool.bind is None and (
-                texts := sorted(names & ambiguous(Document(tool.tool.definition["inputSchema"])))
+                texts := sorted(
+                    names & ambiguous(ArgumentSchema(tool.tool.definition["inputSchema"]))
+                )
             ):
                 message = f"{', '.join(texts)} of {name} may be text: for a text that reads as another value, {effect}"
                 yield place.problem(

@@ -103,7 +103,7 @@ _SHOWN_AFTER_S: Final = 2
 """The seconds after which the status line shows the elapsed time."""
 
 
-class Status:
+class OutputStatus:
     """A display of progress, log messages and a task's state until the block ends.
 
     On a terminal, progress and state share one line, which is cleared before other output and at
@@ -119,7 +119,7 @@ class Status:
         self._begun_ms = 0.0
         self._ticking: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> Status:
+    def __enter__(self) -> OutputStatus:
         self._begun_ms = self._clock.monotonic_ms()
         if self._is_live:
             self._tick()

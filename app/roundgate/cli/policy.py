@@ -28,7 +28,7 @@ from roundgate.errors import Inside, ParseError, ToolError, Unauthenticated, Usa
 from roundgate.json import decode
 from roundgate.policy.config import Kind
 from roundgate.policy.items import deciding_rule
-from roundgate.policy.rules import NO_RULE, Caller, Policy, Rule, Target, decision
+from roundgate.policy.rules import NO_RULE, Caller, Policy, PolicyRule, RuleTarget, decision
 from roundgate.policy.texts import UriReadings
 from roundgate.protocol import ClientCapabilities, Meta, PartlyKnown
 from roundgate.replay import Call, Context, Failed, Journal, Run, engine
@@ -112,7 +112,7 @@ def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) 
         for place in sent.unknown:
             where = f"arguments{''.join(f'.{step}' for step in place)}"
             say(f"{where}: unknown, so a deny that looks at it matches, and an allow does not")
-    target = Target("tool", tool.whole_name, tool.backend, view, tool.tool.definition)
+    target = RuleTarget("tool", tool.whole_name, tool.backend, view, tool.tool.definition)
     show_table(list(_rows(catalog.policy, target, Caller(principal), sent, file)))
     rules = tool.rules.deciding(Caller(principal))
     if sent is None and any(rule.arguments for rule in rules):
@@ -143,10 +143,10 @@ def _explain_item(
     if _lacks_scopes(kind, scopes, principal, file):
         return 1
     if kind == "prompt":
-        target = Target(kind, name, backend, view)
+        target = RuleTarget(kind, name, backend, view)
         refusal = rules.prompt_refusal(name, backend, caller)
     else:
-        target = Target(kind, name, backend, view, uri=UriReadings.of(name))
+        target = RuleTarget(kind, name, backend, view, uri=UriReadings.of(name))
         refusal = rules.resource_refusal(name, backend, caller)
     is_page = kind == "resource" and rules.is_page(name)
     if is_page:
@@ -177,7 +177,7 @@ def _lacks_scopes(
     return bool(missing)
 
 
-def _say_decision(rule: Rule | None, file: ConfigFile) -> int:
+def _say_decision(rule: PolicyRule | None, file: ConfigFile) -> int:
     if rule is None:
         say("refused: no rule matches")
     else:
@@ -187,7 +187,7 @@ def _say_decision(rule: Rule | None, file: ConfigFile) -> int:
 
 def _rows(
     policy: Policy,
-    target: Target,
+    target: RuleTarget,
     caller: Caller,
     sent: PartlyKnown | None,
     file: ConfigFile,
@@ -209,12 +209,12 @@ def _rows(
         yield (_place(rule, file), rule.name, _effect(rule), verdict)
 
 
-def _place(rule: Rule, file: ConfigFile) -> str:
+def _place(rule: PolicyRule, file: ConfigFile) -> str:
     path = str(file.origin.located.file)
     return path if rule.line is None else f"{path}:{rule.line}"
 
 
-def _effect(rule: Rule) -> str:
+def _effect(rule: PolicyRule) -> str:
     return "allow" if rule.allows else "deny"
 
 
@@ -326,7 +326,7 @@ def _is_call(record: Mapping[str, Any]) -> bool:
     )
 
 
-def _rules_of(kind: Kind, name: str, served: Catalog) -> Sequence[Rule] | str:
+def _rules_of(kind: Kind, name: str, served: Catalog) -> Sequence[PolicyRule] | str:
     """Return the rules that match a target, or the verdict if there are no rules for it."""
     if kind == "tool":
         tool = served.tools.get(name)
@@ -358,7 +358,7 @@ def _verdict(record: Mapping[str, Any], name: str, view: str, catalog: Catalog) 
     issuer, subject, client = (
         str(who.get(member, "")) for member in ("issuer", "subject", "client")
     )
-    caller, possible = Caller(Principal(issuer, subject, client)), list[Rule | None]()
+    caller, possible = Caller(Principal(issuer, subject, client)), list[PolicyRule | None]()
     unknown: dict[str, None] = {}
     for rule in rules:
         if not RECORDED.isdisjoint(rule.caller_mismatches(caller)):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from roundgate.cli import output, remote
 from roundgate.cli.arguments import Commands, command, repeated
-from roundgate.cli.output import Status, columns, cut, say
+from roundgate.cli.output import OutputStatus, columns, cut, say
 from roundgate.client import Client, Prompt, Resource, Tool
 from roundgate.errors import BadAnswer, ClientError, RpcError, UsageError
 from roundgate.observability import Style, escaped
@@ -251,7 +251,7 @@ def _argument(name: object, kind: object, is_required: object, about: Mapping[st
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
-    with Status(sys.stderr) as status:
+    with OutputStatus(sys.stderr) as status:
         answers = remote.answers(arguments, status.hide)
         resource = await client.read(arguments.uri, answers=answers)
     if arguments.json:
@@ -277,7 +277,7 @@ def _write_bytes(blob: object) -> None:
 
 
 async def _prompt(client: Client, arguments: argparse.Namespace) -> int:
-    with Status(sys.stderr) as status:
+    with OutputStatus(sys.stderr) as status:
         answers = remote.answers(arguments, status.hide)
         prompt = await client.prompt(arguments.name, _pairs(arguments.pairs), answers=answers)
     if arguments.json:

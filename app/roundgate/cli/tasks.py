@@ -33,7 +33,7 @@ from roundgate.cli.arguments import (
     repeated,
     task_ref,
 )
-from roundgate.cli.output import Status as StatusLine
+from roundgate.cli.output import OutputStatus as StatusLine
 from roundgate.cli.output import say, show_json, show_table, show_text
 from roundgate.client import Progress
 from roundgate.clock import Clock, iso, span

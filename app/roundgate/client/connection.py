@@ -20,11 +20,11 @@ from msgspec import Struct
 from roundgate.client.flows import (
     Ask,
     Flow,
-    Listing,
     Pause,
     Send,
     Show,
     Tell,
+    WholeList,
     negotiate,
     whole_list,
 )
@@ -196,7 +196,7 @@ class Connection:
                 log.warning("an entry of %s is not used: %s", method, error)
         return values
 
-    async def listing(self, method: str, name: str, within_s: float | None = None) -> Listing:
+    async def listing(self, method: str, name: str, within_s: float | None = None) -> WholeList:
         """Return the pages of a list that can be read, those after the first within `within_s`
         seconds, and the time for which they are fresh."""
         await self.connect()

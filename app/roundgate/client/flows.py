@@ -86,7 +86,7 @@ T = TypeVar("T")
 Flow: TypeAlias = Generator[Effect, Any, T]
 
 
-class Finished(Struct, frozen=True):
+class FinishedCall(Struct, frozen=True):
     """A finished call: its result, the number of its rounds, and its task, if any."""
 
     result: Json
@@ -97,14 +97,14 @@ class Finished(Struct, frozen=True):
 # -- calls -----------------------------------------------------------------------------------------
 
 
-class InputRequired(Struct, frozen=True):
+class AskingResult(Struct, frozen=True):
     """A result that asks for input."""
 
     requests: Mapping[str, Any]
     request_state: str | None
 
 
-def read_input_required(result: Json, limits: Limits) -> InputRequired | None:
+def read_input_required(result: Json, limits: Limits) -> AskingResult | None:
     """Return the questions and the state in a result, or `None` if it does not ask for input. Raise
     `BadAnswer` if both are missing, or if one is malformed or exceeds a limit."""
     if result.get("resultType", "complete") != "input_required":
@@ -123,7 +123,7 @@ def read_input_required(result: Json, limits: Limits) -> InputRequired | None:
             f"with a requestState of more than {limits.max_state} characters (limit max_state)"
         )
     else:
-        return InputRequired(requests or {}, state)
+        return AskingResult(requests or {}, state)
     raise BadAnswer(f"The server asks {problem}")
 
 
@@ -136,7 +136,7 @@ def call(
     may_repeat: bool,
     max_rounds: int | None = None,
     detach: bool = False,
-) -> Flow[Finished]:
+) -> Flow[FinishedCall]:
     """Send a request, with all its rounds (basic/patterns/mrtr), and follow its task if it becomes
     a task.
 
@@ -158,11 +158,11 @@ def call(
         if kind == "task":
             task = TaskState.read(result)
             outcome = {} if detach else (yield from follow(task.task_id, limits, task, target))
-            return Finished(outcome, number, task)
+            return FinishedCall(outcome, number, task)
         if (required := read_input_required(result, limits)) is None:
             if kind != "complete":
                 raise BadAnswer(f"The server sent a result of the unknown type {str(kind)[:40]!r}")
-            return Finished(result, number)
+            return FinishedCall(result, number)
         round_params = dict(params)
         if required.requests:
             questions = [
@@ -304,13 +304,13 @@ def read_older_task(raw: Json, task_id: str | None = None) -> TaskState:
     return TaskState.read({**state, **renamed, "inputRequests": None}, task_id)
 
 
-def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[Finished]:
+def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[FinishedCall]:
     """Call a tool as a task and follow the task to its end. With `detach`, return the task
     immediately. See `follow_older` for the errors raised."""
     created: Json = yield Send("tools/call", {**params, "task": {}}, False)
     task = read_older_task(member(created, "task", dict, "a task that was created"))
     outcome = {} if detach else (yield from follow_older(task.task_id, limits, task))
-    return Finished(outcome, 1, task)
+    return FinishedCall(outcome, 1, task)
 
 
 def follow_older(task_id: str, limits: Limits, known: TaskState | None = None) -> Flow[Json]:
@@ -442,7 +442,7 @@ def _no_common(ours: Sequence[str], theirs: Sequence[str]) -> NoCommonVersion:
 _LONGEST_CURSOR: Final = 64 * 1024
 
 
-class Listing(Struct, frozen=True):
+class WholeList(Struct, frozen=True):
     """A whole list, and the caching hints of its pages."""
 
     items: list[Json]
@@ -455,7 +455,7 @@ class Listing(Struct, frozen=True):
     """The reason why the pages after `items` could not be read."""
 
 
-def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
+def whole_list(method: str, name: str, limits: Limits) -> Flow[WholeList]:
     """Return all pages of a list (server/utilities/pagination). If a page after the first cannot be
     read, return the pages before it with the error. An entry that is not an object counts as one
     without members. Raise `BadAnswer` if the first page is malformed."""
@@ -490,7 +490,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[Listing]:
             )
             break
         params = {"cursor": cursor}
-    return Listing(items, min(ttls, default=None), is_private, error)
+    return WholeList(items, min(ttls, default=None), is_private, error)
 
 
 def _page(result: Json, method: str, name: str, cursors: set[str]) -> tuple[list[Json], str | None]:

@@ -46,7 +46,7 @@ class Kind(StrEnum):
     ROOTS = "roots"
 
 
-class Action(Enum):
+class AnswerAction(Enum):
     """An answer without content."""
 
     ACCEPT = "accept"
@@ -54,10 +54,10 @@ class Action(Enum):
     CANCEL = "cancel"
 
 
-ACCEPT: Final = Action.ACCEPT
-DECLINE: Final = Action.DECLINE
-CANCEL: Final = Action.CANCEL
-_ACTIONS: Final = frozenset(action.value for action in Action)
+ACCEPT: Final = AnswerAction.ACCEPT
+DECLINE: Final = AnswerAction.DECLINE
+CANCEL: Final = AnswerAction.CANCEL
+_ACTIONS: Final = frozenset(action.value for action in AnswerAction)
 
 
 class Question(Struct, frozen=True):

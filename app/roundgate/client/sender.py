@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 from roundgate import lenient
-from roundgate.client.auth import Auth, Refusal, challenge_parameters
+from roundgate.client.auth import Auth, AuthRefusal, challenge_parameters
 from roundgate.client.transport import (
     HttpRequest,
     HttpResponse,
@@ -129,7 +129,7 @@ class Sender:
         if self._auth is not None and attempt < _MAX_AUTH_ATTEMPTS:
             challenge = response.headers.get("www-authenticate", "")
             nonce = response.headers.get("dpop-nonce")
-            refusal = Refusal(
+            refusal = AuthRefusal(
                 response.status, challenge, nonce, attempt, self._url, self._transport
             )
             if await self._auth.renew(refusal):

@@ -16,7 +16,7 @@ from roundgate.client.auth import Auth, Bearer
 from roundgate.client.connection import CallOptions, Connection, within
 from roundgate.client.flows import (
     VERSIONS,
-    Finished,
+    FinishedCall,
     call,
     call_as_older_task,
     has_older_tasks,
@@ -337,7 +337,7 @@ class Client:
         named: Json = {name: value for name, value in filters.items() if value}
         return Subscription(self._connection, named)
 
-    async def _call(self, params: Json, options: CallOptions, *, detach: bool) -> Finished:
+    async def _call(self, params: Json, options: CallOptions, *, detach: bool) -> FinishedCall:
         server = await self.connect()
         connection, tools = self._connection, self._connection.tools
         name, arguments = params["name"], params["arguments"]
@@ -383,7 +383,7 @@ class Client:
 
     async def _through_rounds(
         self, method: str, params: Json, target: str, answers: AnswersLike
-    ) -> Finished:
+    ) -> FinishedCall:
         await self.connect()
         flow = call(method, params, target, self.limits, may_repeat=True)
         listener = self._connection.listener(CallOptions(answers), target)

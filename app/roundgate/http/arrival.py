@@ -40,7 +40,7 @@ class ConnectionMiddleware:
         if connection is None:  # lifespan
             await self._app(scope, receive, send)
             return
-        request = Request(connection, scope, receive, send)
+        request = ArrivingRequest(connection, scope, receive, send)
         connection.request_began(request)
         try:
             await self._app(scope, request.receive, request.send)
@@ -50,7 +50,7 @@ class ConnectionMiddleware:
             connection.request_ended()
 
 
-class Request:
+class ArrivingRequest:
     """One request on a connection of `roundgate serve`."""
 
     def __init__(

@@ -33,7 +33,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from roundgate.errors import TransportError, Unavailable
-from roundgate.http.arrival import LARGE_BODY, STATE, Request
+from roundgate.http.arrival import LARGE_BODY, STATE, ArrivingRequest
 from roundgate.http.exchange import error_headers
 from roundgate.http.room import Stage, connection_to_close
 from roundgate.http.unread import UnreadAnswers
@@ -220,7 +220,7 @@ class BoundedConnection(asyncio.Protocol):
         """Bytes of a body that arrived since the app received some of it."""
         self.has_answered = False
         """Whether the last response is written and only the client's close is outstanding."""
-        self._request: Request | None = None
+        self._request: ArrivingRequest | None = None
         self._unread: tuple[int, float] | None = None
         """The size of a response when its client last read enough of it, and the time of that, in
         seconds."""
@@ -347,7 +347,7 @@ class BoundedConnection(asyncio.Protocol):
 
     # called by `arrival.ConnectionMiddleware`
 
-    def request_began(self, request: Request) -> None:
+    def request_began(self, request: ArrivingRequest) -> None:
         """Note that a request was passed to the app; start the timeout of a body that is still
         arriving."""
         self._request = request
@@ -487,7 +487,7 @@ class BoundedConnection(asyncio.Protocol):
         else:
             self.refuse(TransportError(408, "The request's head took too long to arrive"))
 
-    def _answer_early(self, request: Request, error: TransportError | Unavailable) -> None:
+    def _answer_early(self, request: ArrivingRequest, error: TransportError | Unavailable) -> None:
         """Make the app answer with an error, and read no more of the request."""
         self._enter(Stage.ENDING, LINGER_S)
         request.interrupt(error)

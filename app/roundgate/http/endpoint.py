@@ -26,7 +26,7 @@ from roundgate.methods.extensions import ROUTES
 from roundgate.methods.parts import CurrentMethods, Methods, Parts
 from roundgate.methods.rounds import RequestContext, Stream
 from roundgate.observability.correlation import CORRELATION
-from roundgate.observability.tracing import Message, Span, Tracing, context_of
+from roundgate.observability.tracing import Span, TracedMessage, Tracing, context_of
 from roundgate.protocol import Notification, Request, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ class McpEndpoint:
                 413, f"A request of {_LISTEN} has at most {_MAX_LISTEN_BYTES} bytes"
             )
         if isinstance(message, Notification):
-            with self._span(endpoint.methods.now, Message(None, message.method), {}, exchange):
+            with self._span(
+                endpoint.methods.now, TracedMessage(None, message.method), {}, exchange
+            ):
                 await exchange.responder.answer(202, b"")
             return None
         exchange.request_id = message.id
@@ -180,11 +182,17 @@ class McpEndpoint:
         """Record a request that is not valid in its revision."""
         meta = message.params.get("_meta")
         trace = context_of(meta) if isinstance(meta, dict) else {}
-        with self._span(methods, Message(message.id, message.method), trace, exchange) as span:
+        with self._span(
+            methods, TracedMessage(message.id, message.method), trace, exchange
+        ) as span:
             span.end("error", _code(error, exchange), str(error))
 
     def _span(
-        self, methods: Methods, operation: Message, trace: Mapping[str, str], exchange: Exchange
+        self,
+        methods: Methods,
+        operation: TracedMessage,
+        trace: Mapping[str, str],
+        exchange: Exchange,
     ) -> AbstractContextManager[Span]:
         return self._tracing.request(
             operation, trace, exchange, exchange.correlation, knows=methods.knows

@@ -29,7 +29,7 @@ KEY: Final = "readyz"
 """The key that is read. No row has it."""
 
 
-class Status(StrEnum):
+class ReadinessStatus(StrEnum):
     """The reason why a process should get no requests, or `READY`."""
 
     READY = "ready"
@@ -56,18 +56,20 @@ class Readiness:
         self._checked_s: float | None = None
         """The time of the last answer of the store on the event loop's clock."""
 
-    async def status(self) -> Status:
+    async def status(self) -> ReadinessStatus:
         """Return the current status; read from the store unless it answered within `KEPT_S`."""
         if self.is_draining:
-            return Status.DRAINING
+            return ReadinessStatus.DRAINING
         if self._refuses():
-            return Status.AUDIT_UNWRITABLE
+            return ReadinessStatus.AUDIT_UNWRITABLE
         async with self._lock:
             now_s = asyncio.get_running_loop().time()
             if self._checked_s is None or now_s - self._checked_s >= KEPT_S:
                 self._is_reachable = await self._reach()
                 self._checked_s = asyncio.get_running_loop().time()
-            return Status.READY if self._is_reachable else Status.STORE_UNREACHABLE
+            return (
+                ReadinessStatus.READY if self._is_reachable else ReadinessStatus.STORE_UNREACHABLE
+            )
 
     async def _reach(self) -> bool:
         try:

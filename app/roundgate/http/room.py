@@ -41,7 +41,7 @@ class Stage(IntEnum):
     """A request is being served, or its response read."""
 
 
-class Connection(Protocol):
+class ServedConnection(Protocol):
     """The facts of a connection that the choice depends on."""
 
     @property
@@ -57,7 +57,7 @@ class Connection(Protocol):
         """The client's address (`client_address`)."""
 
 
-C = TypeVar("C", bound=Connection)
+C = TypeVar("C", bound=ServedConnection)
 
 
 def connection_to_close(
@@ -70,7 +70,7 @@ def connection_to_close(
         newcomer: the address of the new connection.
         places: the limit on connections.
         share: the number of connections that an address keeps while it uses them.
-        now: the time on the clock of `Connection.since`, in seconds.
+        now: the time on the clock of `ServedConnection.since`, in seconds.
     """
     stages: list[list[C]] = [[] for _ in Stage]
     for connection in held:
@@ -133,5 +133,5 @@ def _of_the_largest(group: list[C]) -> C | None:
     return min(largest, key=attrgetter("since"), default=None)
 
 
-def _counts(connections: Iterable[Connection]) -> Counter[str]:
+def _counts(connections: Iterable[ServedConnection]) -> Counter[str]:
     return Counter(map(attrgetter("address"), connections))

@@ -28,7 +28,7 @@ from roundgate.errors import TransportError
 from roundgate.http import bodies
 from roundgate.http.exchange import exchange_of
 from roundgate.http.protected import ProtectedResource, ResourceMetadata
-from roundgate.http.readiness import Status
+from roundgate.http.readiness import ReadinessStatus
 from roundgate.protocol import jsonrpc, sse
 
 HEALTH: Final = "/healthz"
@@ -95,12 +95,12 @@ class Health(BaseModel):
 class Ready(BaseModel):
     """Whether a load balancer should send requests to this process."""
 
-    status: Status = Field(description="`ready`, or the reason for the status 503.")
+    status: ReadinessStatus = Field(description="`ready`, or the reason for the status 503.")
 
 
 def make_router(
     health: Callable[[], Health],
-    readiness: Callable[[], Awaitable[Status]],
+    readiness: Callable[[], Awaitable[ReadinessStatus]],
     resources: Iterable[ProtectedResource],
     endpoint: str,
     *,
@@ -125,7 +125,7 @@ def make_router(
     async def readyz(response: Response) -> Ready:
         """Report to a load balancer whether to send requests here; 503 if not."""
         status = await readiness()
-        if status is not Status.READY:
+        if status is not ReadinessStatus.READY:
             response.status_code = 503
         response.headers["cache-control"] = "no-store"
         return Ready(status=status)

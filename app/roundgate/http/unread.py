@@ -37,7 +37,7 @@ PATIENCE_S: Final = 5.0
 log = logging.getLogger("roundgate.request")
 
 
-class Reader(Protocol):
+class ReadingClient(Protocol):
     """A connection whose client may read slowly."""
 
     @property
@@ -67,11 +67,11 @@ class UnreadAnswers:
     def __init__(self, max_bytes: int, wait_s: float) -> None:
         self._max_bytes = max_bytes
         self._wait_s = wait_s
-        self._readers: dict[Reader, None] = {}
+        self._readers: dict[ReadingClient, None] = {}
         """The connections with unread answers, oldest first."""
         self._results: deque[asyncio.Future[None]] = deque()
         """The finished results that wait to be encoded, in the order of their arrival."""
-        self._requests: dict[asyncio.Future[None], tuple[Reader, float]] = {}
+        self._requests: dict[asyncio.Future[None], tuple[ReadingClient, float]] = {}
         """The requests that wait, with the time since when, in order of their arrival."""
         self._is_taken = False
         """Whether a large answer was written in this iteration of the event loop."""
@@ -84,7 +84,7 @@ class UnreadAnswers:
         """Whether no request and no result needs to wait for its turn."""
         return not (self._readers or self._requests)
 
-    def add(self, reader: Reader) -> None:
+    def add(self, reader: ReadingClient) -> None:
         """Note that a connection has an unread answer; drop answers beyond the limit."""
         self._readers.setdefault(reader)
         self._is_taken = True
@@ -95,14 +95,14 @@ class UnreadAnswers:
             self._drop_oldest(largest)
             unread = self._unread()
 
-    def discard(self, reader: Reader) -> None:
+    def discard(self, reader: ReadingClient) -> None:
         """Note that an answer was read, or its connection lost."""
         if reader in self._readers:
             del self._readers[reader]
             self._has_told = self._has_told and bool(self._readers)
             self._wake_soon()
 
-    def admit(self, reader: Reader, size: int) -> None:
+    def admit(self, reader: ReadingClient, size: int) -> None:
         """Make room for the result of a request, about `size` bytes that from now on `reader` has
         unread.
 
@@ -137,12 +137,12 @@ class UnreadAnswers:
         self._is_taken = True
         self._wake_soon()
 
-    def has_room(self, reader: Reader) -> bool:
+    def has_room(self, reader: ReadingClient) -> bool:
         """Return whether the caller of a connection has less than half of the limit. Safe in any
         thread."""
         return self._unread()[reader.caller] < self._max_bytes // 2
 
-    async def turn(self, reader: Reader) -> None:
+    async def turn(self, reader: ReadingClient) -> None:
         """Wait until a request may be served.
 
         Raises:
@@ -182,7 +182,7 @@ class UnreadAnswers:
             unread[reader.caller] += reader.unread_bytes
         return unread
 
-    def _may_begin(self, reader: Reader, unread: Counter[Hashable]) -> bool:
+    def _may_begin(self, reader: ReadingClient, unread: Counter[Hashable]) -> bool:
         return reader not in self._readers and unread[reader.caller] < self._max_bytes // 2
 
     def _drop_oldest(self, caller: Hashable) -> None:
@@ -193,7 +193,7 @@ class UnreadAnswers:
             # not inside of the write that has added it
             asyncio.get_running_loop().call_soon(oldest.abort)
 
-    def _tell(self, reader: Reader, size: int) -> None:
+    def _tell(self, reader: ReadingClient, size: int) -> None:
         """Count a dropped answer, and log the first one since answers wait."""
         if made := instruments():
             made.dropped.add(1)

@@ -8,4 +8,4 @@ from __future__ import annotations
 
 from roundgate.methods.changes import Changes as Changes
 from roundgate.methods.changes import Hub as Hub
-from roundgate.methods.changes import Subscription as Subscription
+from roundgate.methods.changes import OpenSubscription as OpenSubscription

@@ -22,7 +22,7 @@ AUDITED: Final = frozenset(
 """The methods with records. Lists, polls of tasks and streams have none."""
 
 
-class Recorder:
+class CallRecorder:
     """Records the end of requests to one view."""
 
     def __init__(self, trail: Trail, view: str) -> None:

@@ -74,7 +74,7 @@ MAX_OTHERS: Final = 200
 log = logging.getLogger("roundgate.subscriptions")
 
 
-class Subscription(Struct, eq=False):
+class OpenSubscription(Struct, eq=False):
     """An open stream, and its pending messages."""
 
     id: RequestId
@@ -186,7 +186,7 @@ class Hub:
     """
 
     def __init__(self, max_streams: int, max_per_caller: int) -> None:
-        self._open: set[Subscription] = set()
+        self._open: set[OpenSubscription] = set()
         self._of_caller: Counter[_Caller] = Counter()
         self._max_streams = max_streams
         self._max_per_caller = max_per_caller
@@ -209,7 +209,7 @@ class Hub:
         features: frozenset[str],
         task_ids: Sequence[str] = (),
         view: str = "",
-    ) -> Subscription:
+    ) -> OpenSubscription:
         """Open a stream for the changes that are both requested and served.
 
         Args:
@@ -229,7 +229,7 @@ class Hub:
         if task_ids:
             topics |= {(notifications.TASK, task_id) for task_id in task_ids}
             acknowledged["taskIds"] = list(task_ids)
-        subscription = Subscription(request_id, topics, acknowledged, principal, view)
+        subscription = OpenSubscription(request_id, topics, acknowledged, principal, view)
         subscription.on_topics = self._count
         self._open.add(subscription)
         self._of_caller[principal.identity] += 1
@@ -256,7 +256,7 @@ class Hub:
             return "you have too many open streams (http.max_streams_per_caller)"
         return None
 
-    def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: OpenSubscription) -> None:
         """Forget a stream that has ended."""
         if subscription in self._open:
             self._open.discard(subscription)
@@ -408,7 +408,7 @@ class Changes:
             if self._looking is None:
                 self._seen = seen
 
-    def follow(self, subscription: Subscription) -> None:
+    def follow(self, subscription: OpenSubscription) -> None:
         """Notify a stream of changes at other replicas until it ends. Call this method after
         `ready`, without an await in between."""
         if not self._shares:

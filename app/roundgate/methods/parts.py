@@ -25,7 +25,7 @@ from roundgate.methods.access import Access
 from roundgate.methods.arguments import Arguments
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
-from roundgate.methods.rates import Limits, Rates
+from roundgate.methods.rates import ConfiguredLimits, Rates
 from roundgate.methods.rounds import (
     Calls,
     InputRequired,
@@ -46,14 +46,14 @@ from roundgate.protocol import (
     ToolResult,
 )
 from roundgate.protocol.params import validate
-from roundgate.settings import CacheHint as ListHint
+from roundgate.settings import CacheSection as ListHint
 from roundgate.storage import RowsOf
 from roundgate.tasks import NamedTasks, Watch, log_failure
 from roundgate.tokens import StateSealer
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
-    from roundgate.methods.auditing import Recorder
+    from roundgate.methods.auditing import CallRecorder
 
 P = TypeVar("P", bound=Params)
 
@@ -62,7 +62,7 @@ LARGE: Final = 65_536
 """The size of a serialised result in bytes above which it counts as unread until it is written."""
 
 
-class Results:
+class Replies:
     """Makes replies in the format of one revision.
 
     Raises InternalError if a handler returned a value that is not JSON.
@@ -137,7 +137,7 @@ def list_hint(hint: ListHint, catalog: Catalog, *, is_personal: bool) -> ListHin
 class Listing:
     """A list of the catalog. Its pages are joined from serialised entries and cached."""
 
-    def __init__(self, member: str, cache: CacheHint, results: Results) -> None:
+    def __init__(self, member: str, cache: CacheHint, results: Replies) -> None:
         self._member, self._results = member, results
         self._head, self._rest = b'{"%b":[' % member.encode(), results.rest(cache)
         self._made: dict[Page, Reply] = {}
@@ -214,11 +214,11 @@ class Kit(Struct, frozen=True):
     parts: Parts
     features: frozenset[str]
     """The features that are served."""
-    results: Results
+    results: Replies
     access: Access
     arguments: Arguments
     calls: Calls
-    limits: Limits | None
+    limits: ConfiguredLimits | None
     """The limits on the calls of each caller, if there are any."""
 
 
@@ -235,12 +235,12 @@ class Methods:
         self._view = kit.parts.view
         self._clock = kit.parts.clock
         self._timeout_ms = kit.config.limits.call_timeout_s * 1000
-        self._recorder: Recorder | None = None
+        self._recorder: CallRecorder | None = None
         self._audited = frozenset[str]()
         if kit.parts.trail is not None:
-            from roundgate.methods.auditing import AUDITED, Recorder
+            from roundgate.methods.auditing import AUDITED, CallRecorder
 
-            self._recorder, self._audited = Recorder(kit.parts.trail, self._view), AUDITED
+            self._recorder, self._audited = CallRecorder(kit.parts.trail, self._view), AUDITED
 
     def deadline(self, remaining_ms: float | None) -> Deadline:
         """Return the deadline of a request that begins now and that its environment lets run for

@@ -10,7 +10,7 @@ from roundgate.backends.base import Resource
 from roundgate.errors import MAX_URI, InternalError, InvalidParams
 from roundgate.json import approximate_size
 from roundgate.methods.parts import Kit, Listing, list_hint
-from roundgate.methods.rounds import InputRequired, Reply, RequestContext, Target
+from roundgate.methods.rounds import CallTarget, InputRequired, Reply, RequestContext
 from roundgate.protocol import (
     CompleteParams,
     ForwardedPrompt,
@@ -22,10 +22,10 @@ from roundgate.protocol import (
     without_none,
 )
 from roundgate.replay import Journal, Restarted, Run, Suspended, engine
-from roundgate.settings import CacheHint
+from roundgate.settings import CacheSection
 from roundgate.tasks import log_failure
 
-_UNCACHED: Final = CacheHint(ttl_ms=0, scope="private")
+_UNCACHED: Final = CacheSection(ttl_ms=0, scope="private")
 
 
 class PromptMethods:
@@ -49,7 +49,7 @@ class PromptMethods:
         self._access.check_prompt(params.name, prompt, context.principal)
         _check_arguments(prompt.definition.get("arguments", ()), params.arguments)
         round_ = self._calls.begin(
-            Target("prompts/get", params.name, params.arguments), params, context
+            CallTarget("prompts/get", params.name, params.arguments), params, context
         )
         call = self._calls.call(context, round_)
         outcome = await self._calls.run(round_, call, lambda ctx: prompt.get(ctx, params.arguments))
@@ -101,7 +101,7 @@ class ResourceMethods:
         """Serve resources/read."""
         resource, values = self._catalog.resource(params.uri)
         self._access.check_resource(params.uri, resource, context.principal)
-        round_ = self._calls.begin(Target("resources/read", params.uri), params, context)
+        round_ = self._calls.begin(CallTarget("resources/read", params.uri), params, context)
         call = self._calls.call(context, round_)
         outcome = await self._calls.run(
             round_, call, lambda ctx: resource.read(ctx, params.uri, values)
@@ -160,7 +160,7 @@ class CompletionMethods:
         return self._results.reply({"completion": completion.to_wire()})
 
 
-def _stricter(cache: CacheHint, result: ForwardedRead) -> CacheHint:
+def _stricter(cache: CacheSection, result: ForwardedRead) -> CacheSection:
     """Return the caching hint of the gateway, as far as the server allows it too."""
     if result.ttl_ms is not None and result.ttl_ms < cache.ttl_ms:
         cache = cache.model_copy(update={"ttl_ms": max(0, result.ttl_ms)})

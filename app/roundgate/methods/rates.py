@@ -180,7 +180,7 @@ class Rates:
         self._limits: dict[tuple[str, bool], Limit] = {}
         self._states = _States()
 
-    def limits(self, config: RateConfig) -> Limits | None:
+    def limits(self, config: RateConfig) -> ConfiguredLimits | None:
         """Return the limits of a configuration, or `None` if it sets none. Limits with the name of
         earlier ones continue to count where these stopped."""
         rows = {
@@ -200,7 +200,7 @@ class Rates:
         for name, row in rows.items():
             self._limits[name, config.shared].configure(row)
         by_name = {name: limit for (name, _), limit in self._limits.items()}
-        return Limits(config, by_name, self.metrics, self._states)
+        return ConfiguredLimits(config, by_name, self.metrics, self._states)
 
     def uses(self, most: int) -> list[Use]:
         """Return the present use of each limit, by at most `most` callers each."""
@@ -230,7 +230,7 @@ class _States:
         return is_new
 
 
-class Limits:
+class ConfiguredLimits:
     """The limits of one configuration.
 
     Args:
@@ -335,7 +335,7 @@ class Limits:
 class LimitedTools:
     """Tools whose calls count."""
 
-    def __init__(self, tools: Tools, limits: Limits, catalog: Catalog) -> None:
+    def __init__(self, tools: Tools, limits: ConfiguredLimits, catalog: Catalog) -> None:
         self._tools = tools
         self._limits = limits
         self._served = catalog.tools
@@ -371,7 +371,7 @@ def limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str, 
 
 
 async def _serve(
-    limits: Limits,
+    limits: ConfiguredLimits,
     serve: Callable[[RequestContext, P], Awaitable[Response]],
     context: RequestContext,
     params: P,

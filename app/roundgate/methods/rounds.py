@@ -41,7 +41,7 @@ from roundgate.errors import (
     Unavailable,
 )
 from roundgate.json import digest
-from roundgate.methods.changes import Subscription
+from roundgate.methods.changes import OpenSubscription
 from roundgate.observability.correlation import Correlation
 from roundgate.observability.tracing import Span
 from roundgate.protocol import Inbound, InputParams, tasks
@@ -52,18 +52,18 @@ from roundgate.replay import (
     DirectContext,
     Failed,
     Journal,
+    LongTexts,
     PageDone,
     Publish,
     Read,
     Restarted,
     Run,
     Suspended,
-    Texts,
     engine,
 )
 from roundgate.storage import RowsOf
 from roundgate.tasks import Life, log_failure, said_by
-from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
+from roundgate.tokens import Binding, FixedTask, OpenedState, StateSealer
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
@@ -112,14 +112,14 @@ class Reply(Struct):
 class Stream(Struct, frozen=True):
     """The response of subscriptions/listen: the open subscription and the result that closes it."""
 
-    subscription: Subscription
+    subscription: OpenSubscription
     closing_result: bytes
 
 
 Response: TypeAlias = Reply | Stream
 
 
-class Target(Struct):
+class CallTarget(Struct):
     """The tool, prompt or resource of a call. A token opens for the same target alone."""
 
     method: str
@@ -138,8 +138,8 @@ class Round(Struct):
 
     number: int
     journal: Journal
-    target: Target
-    opened: Opened | None
+    target: CallTarget
+    opened: OpenedState | None
     origin: Mapping[str, str]
     make_task_id: Callable[[], str]
     correlation: Correlation
@@ -197,7 +197,7 @@ class Calls(Struct, frozen=True, kw_only=True):
     """The number of rounds after which a call ends with an error."""
     publish: Publish
     """Publishes the changes that a handler reports."""
-    texts: Texts | None
+    texts: LongTexts | None
     """The store for the rest of long results."""
     rows_of: RowsOf
     """Returns the rows of a caller, for back ends."""
@@ -210,7 +210,7 @@ class Calls(Struct, frozen=True, kw_only=True):
     """The audit log, if there is one."""
 
     def begin(
-        self, target: Target, params: InputParams, context: RequestContext, *, key: Any = None
+        self, target: CallTarget, params: InputParams, context: RequestContext, *, key: Any = None
     ) -> Round:
         """Return the round of a request, with the request's answers added to the journal. Link a
         later round to the span of the first.
@@ -234,7 +234,7 @@ class Calls(Struct, frozen=True, kw_only=True):
         return round_
 
     def _record(
-        self, number: int, target: Target, params: InputParams, context: RequestContext
+        self, number: int, target: CallTarget, params: InputParams, context: RequestContext
     ) -> None:
         if self.trail is None:
             return
@@ -262,13 +262,13 @@ class Calls(Struct, frozen=True, kw_only=True):
         the audit log cannot be written."""
         context.correlation.make_call_id = self.clock.new_id
         if self.trail is not None:
-            target = Target("tools/call", served.name, arguments, served.backend)
+            target = CallTarget("tools/call", served.name, arguments, served.backend)
             self._record(1, target, params, context)
         if served.rules is not None:
             context.authorize = served.rules.authorizer(context.principal)
 
     def _begin(
-        self, target: Target, params: InputParams, context: RequestContext, key: Any
+        self, target: CallTarget, params: InputParams, context: RequestContext, key: Any
     ) -> Round:
         principal, correlation = context.principal, context.correlation
         responses = params.input_responses or {}
@@ -450,7 +450,7 @@ class Calls(Struct, frozen=True, kw_only=True):
                 raise InternalError(log_failure(what, error, self.clock), shown)
 
 
-def _id_for_key(key: Any, target: Target, principal: Principal, view: str) -> str:
+def _id_for_key(key: Any, target: CallTarget, principal: Principal, view: str) -> str:
     """Return the id of a client's key for this caller, tool, view and arguments.
 
     Raises:

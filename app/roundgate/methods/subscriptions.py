@@ -11,7 +11,7 @@ from typing import Final
 from roundgate.auth import Principal
 from roundgate.errors import CallRefused, InsufficientScope, TaskNotFound
 from roundgate.methods.access import Access
-from roundgate.methods.changes import Subscription
+from roundgate.methods.changes import OpenSubscription
 from roundgate.methods.parts import Kit
 from roundgate.methods.rounds import RequestContext, Stream
 from roundgate.protocol import (
@@ -76,7 +76,7 @@ class SubscriptionMethods:
         self._end_with_token(subscription, principal)
         return Stream(subscription, closing)
 
-    def _end_with_token(self, subscription: Subscription, principal: Principal) -> None:
+    def _end_with_token(self, subscription: OpenSubscription, principal: Principal) -> None:
         """Close a stream when the token that opened it expires."""
         if principal.expires_at_s is None:
             return
@@ -106,7 +106,9 @@ class SubscriptionMethods:
                 known.append((task, None if task.backend else await task.look()))
         return known
 
-    def _follow(self, subscription: Subscription, task: NamedTask, view: TaskView | None) -> None:
+    def _follow(
+        self, subscription: OpenSubscription, task: NamedTask, view: TaskView | None
+    ) -> None:
         """Send the view of a task to a stream, now and after each change."""
 
         def tell(view: TaskView) -> None:

@@ -11,7 +11,7 @@ from roundgate.config import GatewayConfig
 from roundgate.methods.access import Access
 from roundgate.methods.arguments import Arguments
 from roundgate.methods.extensions import EXTENSIONS
-from roundgate.methods.parts import Kit, Method, Methods, Parts, Results, Tools
+from roundgate.methods.parts import Kit, Method, Methods, Parts, Replies, Tools
 from roundgate.methods.prompts_and_resources import (
     CompletionMethods,
     PromptMethods,
@@ -22,7 +22,7 @@ from roundgate.methods.rounds import Calls, Reply, RequestContext
 from roundgate.methods.subscriptions import SubscriptionMethods
 from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import SUPPORTED_VERSIONS, ResultFormat, params, without_none
-from roundgate.replay import Texts
+from roundgate.replay import LongTexts
 from roundgate.settings import ServerConfig
 from roundgate.tasks import Life
 
@@ -32,7 +32,7 @@ def make_methods(
     catalog: Catalog,
     parts: Parts,
     result_format: ResultFormat,
-    texts: Texts | None = None,
+    texts: LongTexts | None = None,
 ) -> Methods:
     """Return all methods over one catalog.
 
@@ -48,7 +48,7 @@ def make_methods(
         catalog,
         parts,
         catalog_features(catalog, streams=parts.streams),
-        Results(result_format, parts.clock),
+        Replies(result_format, parts.clock),
         Access(catalog, parts.rates.metrics),
         Arguments(config.arguments, parts.rates.metrics),
         Calls(

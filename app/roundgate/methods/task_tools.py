@@ -31,7 +31,7 @@ from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import StateRefused, TaskNotFound, ToolError, Unavailable
 from roundgate.methods.access import Access
-from roundgate.methods.parts import Results
+from roundgate.methods.parts import Replies
 from roundgate.methods.rounds import InputRequired, Reply, RequestContext
 from roundgate.methods.tools import argument_problems
 from roundgate.protocol import CallToolParams, Schema, Status, TaskView, ToolResult, merged
@@ -278,7 +278,7 @@ class TaskTools:
         tasks: NamedTasks,
         access: Access,
         waiting: Waiting,
-        results: Results,
+        results: Replies,
     ) -> None:
         self._fallback = fallback
         self._names = fallback.names

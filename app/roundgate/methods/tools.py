@@ -29,11 +29,11 @@ from roundgate.methods.parts import Kit, Listing, list_hint
 from roundgate.methods.rounds import (
     IDEMPOTENCY_KEY,
     BecomesTask,
+    CallTarget,
     InputRequired,
     Reply,
     RequestContext,
     Round,
-    Target,
 )
 from roundgate.protocol import (
     REQUIRED,
@@ -97,7 +97,7 @@ class ToolMethods:
             if not is_valid:
                 return self._refused(served, arguments)
             return self._run_direct(served.direct.run(context, arguments), served, context)
-        target = Target("tools/call", served.name, arguments, served.backend)
+        target = CallTarget("tools/call", served.name, arguments, served.backend)
         round_ = self._calls.begin(target, params, context, key=key)
         call = self._calls.call(context, round_, served)
         if served.tool.once:

@@ -15,8 +15,8 @@ from typing import Final
 import httpcore
 import httpx
 
-from roundgate.net.pool import Pool
-from roundgate.net.streams import Network, Stream
+from roundgate.net.pool import ConnectionPool
+from roundgate.net.streams import Network, NetworkStream
 
 _ERRORS: Final = (
     httpcore.TimeoutException,
@@ -85,7 +85,7 @@ def make_transport(
     A request through the transport alone takes a quarter less processor time. The caller sets its
     headers and its extension `timeout`.
     """
-    pool = Pool(
+    pool = ConnectionPool(
         tls=tls or trust_store(),
         max_connections=max_connections,
         max_idle=max_connections if max_idle is None else max_idle,
@@ -120,7 +120,7 @@ class _Answered(httpx.AsyncBaseTransport):
 
 
 class _Transport(httpx.AsyncBaseTransport):
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -139,7 +139,7 @@ class _Transport(httpx.AsyncBaseTransport):
         except _ERRORS as error:
             raise _httpx_error(error) from error
         connection = response.extensions.get("network_stream")
-        if isinstance(connection, Stream):
+        if isinstance(connection, NetworkStream):
             connection.end_head()
         return httpx.Response(
             response.status,

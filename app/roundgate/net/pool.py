@@ -15,7 +15,7 @@ from typing import Protocol, cast
 import httpcore
 
 
-class Pool:
+class ConnectionPool:
     """A pool of connections for one event loop."""
 
     def __init__(
@@ -158,7 +158,7 @@ class _Body(AsyncIterable[bytes]):
     """The body of a response. When it is closed, its connection is free again."""
 
     def __init__(
-        self, stream: _Stream, connection: httpcore.AsyncHTTPConnection, pool: Pool
+        self, stream: _Stream, connection: httpcore.AsyncHTTPConnection, pool: ConnectionPool
     ) -> None:
         self._stream = stream
         self._connection = connection

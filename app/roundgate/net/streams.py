@@ -1,6 +1,6 @@
 """TCP and TLS connections for httpcore, made of asyncio's transports.
 
-httpcore writes to a connection and reads from it. A `Stream` handles four problems that httpcore
+httpcore writes to a connection and reads from it. A `NetworkStream` handles four problems that httpcore
 leaves open:
 
 - bytes after an answer, which httpcore would read as the answer to the next request (RFC 9112
@@ -42,7 +42,7 @@ _NEXT_ADDRESS_S: Final = 0.25
 
 
 class Network(httpcore.AsyncNetworkBackend):
-    """A network back end whose connections are `Stream`s."""
+    """A network back end whose connections are `NetworkStream`s."""
 
     async def connect_tcp(
         self,
@@ -51,7 +51,7 @@ class Network(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ASYNC109 - httpcore's interface
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> Stream:
+    ) -> NetworkStream:
         """Connect to a host; `local_address` and `socket_options`, which the pool does not set, are
         ignored.
 
@@ -64,7 +64,7 @@ class Network(httpcore.AsyncNetworkBackend):
             async with asyncio.timeout(timeout):
                 addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 connected = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S)
-                _, stream = await loop.create_connection(Stream, sock=connected)
+                _, stream = await loop.create_connection(NetworkStream, sock=connected)
         except TimeoutError as error:
             raise httpcore.ConnectTimeout from error
         except OSError as error:
@@ -75,7 +75,7 @@ class Network(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
 
-class Stream(httpcore.AsyncNetworkStream, asyncio.Protocol):
+class NetworkStream(httpcore.AsyncNetworkStream, asyncio.Protocol):
     """A connection that detects surplus bytes and limits heads (see the module's docstring)."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class Stream(httpcore.AsyncNetworkStream, asyncio.Protocol):
         ssl_context: ssl.SSLContext,
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109
-    ) -> Stream:
+    ) -> NetworkStream:
         """Encrypt the connection; close it if that fails.
 
         Raises:

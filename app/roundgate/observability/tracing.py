@@ -50,7 +50,7 @@ MAX_TARGET: Final = 200
 """The maximum length of a URI and of a description in a span."""
 
 
-class Operation(Protocol):
+class TracedOperation(Protocol):
     """A request of a client: an `Inbound`, or another message."""
 
     @property
@@ -70,7 +70,7 @@ class Operation(Protocol):
         """The revision of the protocol; empty if it is not known."""
 
 
-class Transport(Protocol):
+class TracedTransport(Protocol):
     """The facts about a request that its HTTP exchange has."""
 
     @property
@@ -86,8 +86,8 @@ class Transport(Protocol):
         """The version of HTTP."""
 
 
-class Message(Struct, frozen=True):
-    """An `Operation` that is not a valid request of its revision, or needs no handler."""
+class TracedMessage(Struct, frozen=True):
+    """A `TracedOperation` that is not a valid request of its revision, or needs no handler."""
 
     id: str | int | None
     method: str
@@ -120,9 +120,9 @@ class Tracing:
 
     def request(
         self,
-        operation: Operation,
+        operation: TracedOperation,
         trace: Mapping[str, str],
-        transport: Transport,
+        transport: TracedTransport,
         correlation: Correlation,
         *,
         knows: Callable[[str, str], bool],
@@ -199,9 +199,9 @@ class OpenTelemetry(Tracing):
     @contextmanager
     def request(
         self,
-        operation: Operation,
+        operation: TracedOperation,
         trace: Mapping[str, str],
-        transport: Transport,
+        transport: TracedTransport,
         correlation: Correlation,
         *,
         knows: Callable[[str, str], bool],
@@ -247,7 +247,7 @@ class OpenTelemetry(Tracing):
         name: str,
         attributes: Mapping[str, str | int],
         trace: Mapping[str, str],
-        transport: Transport,
+        transport: TracedTransport,
     ) -> Iterator[Any]:
         """Start a span whose parent is the context `trace`, with a link to the context of the HTTP
         request. Without the former, the latter is the parent."""
@@ -404,7 +404,7 @@ def current_carrier() -> dict[str, str]:
     return carrier
 
 
-def _in_headers(transport: Transport) -> dict[str, str]:
+def _in_headers(transport: TracedTransport) -> dict[str, str]:
     """Return the trace context in the headers of the HTTP request."""
     headers = transport.headers
     values = {name.decode(): headers.get(name, b"") for name in _HEADERS}

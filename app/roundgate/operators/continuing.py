@@ -45,8 +45,8 @@ from roundgate.replay import (
     Opened,
     Raised,
     Slept,
+    TimedOutQuestion,
     Tried,
-    Unanswered,
     before_failure,
     before_step,
     from_row,
@@ -260,7 +260,7 @@ def repeated(work: Work, from_step: str) -> Repeated:
     return Repeated(
         _places(cut_off, Finished, Raised, Tried, Began, Cut),
         _places(cut_off, Began),
-        _places(cut_off, Asked, Answered, Unanswered),
+        _places(cut_off, Asked, Answered, TimedOutQuestion),
         _places(cut_off, Opened),
         has_state=json.decode(work.state) != {},
     )
@@ -280,13 +280,13 @@ _STATES: Final[dict[type, str]] = {
     Slept: "pause begun",
     Asked: "asked",
     Answered: "answered",
-    Unanswered: "not answered in time",
+    TimedOutQuestion: "not answered in time",
     Opened: "can be delivered",
 }
 """The kinds of entries that an operator sees. Other kinds only record the order of branches."""
 
 
-class Failure(Struct, frozen=True):
+class FailedAttempt(Struct, frozen=True):
     """The failure of an attempt at a step."""
 
     type: str
@@ -300,7 +300,7 @@ class Failure(Struct, frozen=True):
     @classmethod
     def of(
         cls, message: str, told: bool, how: str | None, at_ms: int | None, reference: str | None
-    ) -> Failure | None:
+    ) -> FailedAttempt | None:
         """Return the failure that an entry records; `None` if an earlier version wrote it."""
         if at_ms is None or reference is None:
             return None
@@ -323,7 +323,7 @@ class StepDone(Struct, frozen=True):
     """The number of failed attempts; `None` without any."""
     again_ms: int | None = None
     """The time of the retry, in milliseconds since the epoch."""
-    failure: Failure | None = None
+    failure: FailedAttempt | None = None
     """The last failure, if the step failed."""
 
 
@@ -349,10 +349,10 @@ def _step(entry: Entry) -> StepDone:
     state = _STATES[type(entry)]
     match entry:
         case Raised(_, message, told, how=how, at_ms=at_ms, reference=reference, attempts=attempts):
-            failure = Failure.of(message, told, how, at_ms, reference)
+            failure = FailedAttempt.of(message, told, how, at_ms, reference)
             return StepDone(entry.key, state, attempts or 1, failure=failure)
         case Tried(attempts=attempts, again_ms=again_ms, failure=failed):
-            failure = None if failed is None else Failure.of(*failed)
+            failure = None if failed is None else FailedAttempt.of(*failed)
             return StepDone(entry.key, state, attempts, again_ms, failure)
         case Opened(outcome=str() as outcome):
             return StepDone(

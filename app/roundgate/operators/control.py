@@ -29,7 +29,7 @@ from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.settings import TasksConfig
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
 from roundgate.tasks import Tasks
-from roundgate.tasks.events import Answer, Answered, Cancel, Cancelled, Delivered, Requeue
+from roundgate.tasks.events import AnswersTaken, Cancel, Cancelled, Delivered, Requeue, TakeAnswers
 from roundgate.tasks.external import Deliveries
 from roundgate.tasks.machine import is_parked
 from roundgate.tasks.stored import StoredTasks
@@ -121,13 +121,13 @@ _DELIVERED: Final[Mapping[Delivered, str]] = MappingProxyType(
     }
 )
 _ACCEPTED: Final = frozenset({Delivered.KEPT, Delivered.WAKES, Delivered.AGAIN})
-_ANSWERED: Final[Mapping[Answered, str]] = MappingProxyType(
+_ANSWERED: Final[Mapping[AnswersTaken, str]] = MappingProxyType(
     {
-        Answered.UNKNOWN_TASK: "does not exist, or has expired",
-        Answered.NOT_NEEDED: "no longer asks this question",
-        Answered.LATER: "runs at the moment, and may ask this question again; answer it then",
-        Answered.PARTLY: "has the answer, and waits for answers to its other questions",
-        Answered.FULLY: "has the answer and continues",
+        AnswersTaken.UNKNOWN_TASK: "does not exist, or has expired",
+        AnswersTaken.NOT_NEEDED: "no longer asks this question",
+        AnswersTaken.LATER: "runs at the moment, and may ask this question again; answer it then",
+        AnswersTaken.PARTLY: "has the answer, and waits for answers to its other questions",
+        AnswersTaken.FULLY: "has the answer and continues",
     }
 )
 
@@ -309,28 +309,28 @@ class TaskControl:
         # the task may ask another question meanwhile, also for an approval
         answers = {key: answers[key] for key in record.requests if key in answers}
         if not answers:
-            raise NotRetryable(_ANSWERED[Answered.NOT_NEEDED])
+            raise NotRetryable(_ANSWERED[AnswersTaken.NOT_NEEDED])
         trail = self.store.trail
         facts = {} if trail is None else {"answers": answer_facts(answers, trail.digest)}
         now_ms = self.clock.now_ms()
         due_ms = now_ms + int(self.config.requeue_after_s * 1000)
         encoded = {key: encode(answer) for key, answer in answers.items()}
 
-        async def give_to_task() -> Answered:
-            decision = await self.store.apply(ref, Answer(encoded, due_ms), now_ms)
-            return Answered(str(decision.result))
+        async def give_to_task() -> AnswersTaken:
+            decision = await self.store.apply(ref, TakeAnswers(encoded, due_ms), now_ms)
+            return AnswersTaken(str(decision.result))
 
-        give: Callable[[], Awaitable[Answered]] = give_to_task
+        give: Callable[[], Awaitable[AnswersTaken]] = give_to_task
         if any(is_approval(decode(record.requests[key])) for key in answers):
             give = self._approval(ref, answers)
         answered = await self._recorded("answer", ref, give, **facts)
-        if answered not in (Answered.PARTLY, Answered.FULLY):
+        if answered not in (AnswersTaken.PARTLY, AnswersTaken.FULLY):
             raise NotRetryable(_ANSWERED[answered])
         return _ANSWERED[answered]
 
     def _approval(
         self, ref: TaskRef, answers: Mapping[str, Any]
-    ) -> Callable[[], Awaitable[Answered]]:
+    ) -> Callable[[], Awaitable[AnswersTaken]]:
         """Return the act that answers an approval, which only the caller of the tool may give."""
         operator = self.principal
         if operator is None or not (
@@ -339,12 +339,12 @@ class TaskControl:
             raise NotRetryable("asks its caller for an approval, which only the caller can give")
         owned = Tasks(self.store, self.clock, self.config, views[0], self.store.trail)
 
-        async def update() -> Answered:
+        async def update() -> AnswersTaken:
             try:
                 await owned.update(operator, ref.id, answers)
             except TaskNotFound:
-                return Answered.UNKNOWN_TASK
-            return Answered.FULLY
+                return AnswersTaken.UNKNOWN_TASK
+            return AnswersTaken.FULLY
 
         return update
 

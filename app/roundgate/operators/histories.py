@@ -40,8 +40,8 @@ from roundgate.replay import (
     Raised,
     Remembered,
     Slept,
+    TimedOutQuestion,
     Tried,
-    Unanswered,
     from_row,
     row,
 )
@@ -227,7 +227,7 @@ def _without_token(event: Opened) -> Opened:
 
 
 def _without_digest(entry: Entry) -> Entry:
-    if isinstance(entry, Asked | Answered | Unanswered):
+    if isinstance(entry, Asked | Answered | TimedOutQuestion):
         return replace(entry, digest="")
     if isinstance(entry, _WITH_IDENTITY) and entry.what is not None:
         return replace(entry, what=without_arguments(entry.what))
@@ -236,7 +236,7 @@ def _without_digest(entry: Entry) -> Entry:
 
 def _place(entry: Entry) -> tuple[bool, str]:
     """Return whether an entry belongs to a question, and its key. The pair identifies the entry."""
-    return isinstance(entry, Asked | Answered | Unanswered), entry.key
+    return isinstance(entry, Asked | Answered | TimedOutQuestion), entry.key
 
 
 def without_arguments(identity: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from roundgate.auth import Principal
 from roundgate.policy.config import Kind
-from roundgate.policy.rules import NO_RULE, Caller, Policy, Rule, Target, ToolRules
+from roundgate.policy.rules import NO_RULE, Caller, Policy, PolicyRule, RuleTarget, ToolRules
 from roundgate.policy.texts import UriReadings, template_pattern
 
 
@@ -62,9 +62,9 @@ class ItemRules:
             return None
         return _refusal(deciding_rule(self.prompt_rules(name, backend), caller))
 
-    def prompt_rules(self, name: str, backend: str) -> Sequence[Rule]:
+    def prompt_rules(self, name: str, backend: str) -> Sequence[PolicyRule]:
         """Return the rules that match a prompt, in order."""
-        return self.policy.matching(Target("prompt", name, backend, self._view))
+        return self.policy.matching(RuleTarget("prompt", name, backend, self._view))
 
     def resource_refusal(self, uri: str, backend: str, caller: Caller) -> str | None:
         """Return the name of the rule that refuses a resource; `None` if it is allowed."""
@@ -79,21 +79,21 @@ class ItemRules:
                 return refusal
         return _refusal(deciding_rule(rules, caller)) if self._covers["resource"] else None
 
-    def resource_rules(self, uri: str, backend: str) -> Sequence[Rule]:
+    def resource_rules(self, uri: str, backend: str) -> Sequence[PolicyRule]:
         """Return the rules that match a resource, in order. None match a URI with dot segments."""
         return self._rules_at(uri, UriReadings.of(uri), backend)
 
-    def _rules_at(self, uri: str, readings: UriReadings, backend: str) -> Sequence[Rule]:
+    def _rules_at(self, uri: str, readings: UriReadings, backend: str) -> Sequence[PolicyRule]:
         if readings.is_ambiguous:
             return ()
-        return self.policy.matching(Target("resource", uri, backend, self._view, uri=readings))
+        return self.policy.matching(RuleTarget("resource", uri, backend, self._view, uri=readings))
 
     def is_page(self, uri: str) -> bool:
         """Return whether a server may read the page of a tool at a URI."""
         return not self._tools_of_page.keys().isdisjoint(UriReadings.of(uri).all())
 
     def _page_refusal(
-        self, pages: Collection[str], rules_of_page: Sequence[Rule], caller: Caller
+        self, pages: Collection[str], rules_of_page: Sequence[PolicyRule], caller: Caller
     ) -> str | None:
         """Return the name of the rule that refuses some of the pages that a server may read."""
         rule = deciding_rule([rule for rule in rules_of_page if rule.uris is not None], caller)
@@ -126,7 +126,7 @@ class ItemRules:
                     return False
         return False
 
-    def rules_of(self, kind: Kind, name: str, backend: str) -> Sequence[Rule]:
+    def rules_of(self, kind: Kind, name: str, backend: str) -> Sequence[PolicyRule]:
         """Return the rules that match a prompt, a resource or some URI of a template, in order; none
         if it needs no rule."""
         if not self._covers[kind]:
@@ -135,19 +135,19 @@ class ItemRules:
             return self.prompt_rules(name, backend)
         return (self.template_rules if "{" in name else self.resource_rules)(name, backend)
 
-    def template_rules(self, template: str, backend: str) -> Sequence[Rule]:
+    def template_rules(self, template: str, backend: str) -> Sequence[PolicyRule]:
         """Return the rules that match some URI of a template, in order."""
         uris = UriReadings.of(template_pattern(template, {}))
-        rules = self.policy.matching(Target("resource", template, backend, self._view))
+        rules = self.policy.matching(RuleTarget("resource", template, backend, self._view))
         return [rule for rule in rules if rule.uris is None or rule.uris.overlaps(uris)]
 
 
-def deciding_rule(rules: Sequence[Rule], caller: Caller) -> Rule | None:
+def deciding_rule(rules: Sequence[PolicyRule], caller: Caller) -> PolicyRule | None:
     """Return the first of the rules that applies to a caller, or `None`."""
     return next((rule for rule in rules if rule.is_for(caller)), None)
 
 
-def _refusal(rule: Rule | None) -> str | None:
+def _refusal(rule: PolicyRule | None) -> str | None:
     if rule is None:
         return NO_RULE
     return None if rule.allows else rule.name

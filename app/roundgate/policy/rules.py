@@ -54,7 +54,7 @@ Matches: TypeAlias = Callable[[Caller], bool | None]
 """Returns whether a caller matches; `None` if that is unknown."""
 
 
-class Target(Struct, frozen=True):
+class RuleTarget(Struct, frozen=True):
     """A tool, prompt or resource at an endpoint."""
 
     kind: Kind
@@ -70,7 +70,7 @@ class Target(Struct, frozen=True):
     """The readings of a resource's URI; `None` for a pattern of URIs, too."""
 
 
-class Rule(Struct, frozen=True):
+class PolicyRule(Struct, frozen=True):
     """A rule, compiled."""
 
     name: str
@@ -87,10 +87,13 @@ class Rule(Struct, frozen=True):
     allows: bool
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rule) and (self.name, self.config) == (other.name, other.config)
+        return isinstance(other, PolicyRule) and (self.name, self.config) == (
+            other.name,
+            other.config,
+        )
 
     @classmethod
-    def of(cls, config: RuleConfig, origin: Origin, number: int) -> Rule:
+    def of(cls, config: RuleConfig, origin: Origin, number: int) -> PolicyRule:
         """Compile a rule. Raise ValueError if the schema of its arguments is not usable."""
         match = config.match
         members = {
@@ -110,7 +113,7 @@ class Rule(Struct, frozen=True):
             config.allow is not None,
         )
 
-    def mismatches(self, target: Target) -> list[str]:
+    def mismatches(self, target: RuleTarget) -> list[str]:
         """Return the members about the target that do not match, or that make the rule concern
         other kinds of targets."""
         match = self.config.match
@@ -187,12 +190,12 @@ class ToolRules(Struct, frozen=True):
     """The rules that apply to one tool at one endpoint, in order."""
 
     tool: str
-    rules: Sequence[Rule]
+    rules: Sequence[PolicyRule]
 
-    def deciding(self, caller: Caller) -> list[Rule]:
+    def deciding(self, caller: Caller) -> list[PolicyRule]:
         """Return the rules that may decide a call of a caller, in order. All but the last look at
         the arguments. The list is empty if no rule applies."""
-        rules: list[Rule] = []
+        rules: list[PolicyRule] = []
         for rule in self.rules:
             if rule.is_for(caller):
                 rules.append(rule)
@@ -230,7 +233,9 @@ class ToolRules(Struct, frozen=True):
             raise ArgumentsRefused(NO_RULE if rule is None else rule.name)
 
 
-def decision(rules: Sequence[Rule], arguments: Callable[[], PartlyKnown]) -> Rule | None:
+def decision(
+    rules: Sequence[PolicyRule], arguments: Callable[[], PartlyKnown]
+) -> PolicyRule | None:
     """Return the first of the rules that applies to arguments, or `None` if none does."""
     if rules and rules[0].arguments is None:
         return rules[0]
@@ -238,14 +243,14 @@ def decision(rules: Sequence[Rule], arguments: Callable[[], PartlyKnown]) -> Rul
     return next((rule for rule in rules if rule.fits(values)), None)
 
 
-def _last(rules: Sequence[Rule]) -> str:
+def _last(rules: Sequence[PolicyRule]) -> str:
     return rules[-1].name if rules and rules[-1].arguments is None else NO_RULE
 
 
 class Policy(Struct, frozen=True):
     """All rules, in order."""
 
-    rules: Sequence[Rule]
+    rules: Sequence[PolicyRule]
 
     @classmethod
     def of(cls, configs: Sequence[RuleConfig], origin: Origin) -> Policy:
@@ -254,12 +259,12 @@ class Policy(Struct, frozen=True):
         Raises:
             ConfigError: the schema of a rule's arguments is not usable.
         """
-        rules: list[Rule] = []
+        rules: list[PolicyRule] = []
         problems: list[Problem] = []
         for number, config in enumerate(configs):
             place = origin.at(number)
             try:
-                rules.append(Rule.of(config, place, number))
+                rules.append(PolicyRule.of(config, place, number))
             except ValueError as error:
                 place = place.at("deny" if config.allow is None else "allow", "arguments")
                 problems.append(place.problem(str(error), "correct the JSON Schema"))
@@ -276,7 +281,7 @@ class Policy(Struct, frozen=True):
         """The names of the claims that rules name."""
         return frozenset(name for rule in self.rules for name in rule.config.match.claims)
 
-    def rules_about(self, kind: Kind) -> list[Rule] | None:
+    def rules_about(self, kind: Kind) -> list[PolicyRule] | None:
         """Return the rules that may decide about targets of a kind; `None` if these need no rule."""
         if not self.covers(kind):
             return None
@@ -299,9 +304,9 @@ class Policy(Struct, frozen=True):
         """
         if not backend:
             return None
-        return ToolRules(name, self.matching(Target("tool", name, backend, view, definition)))
+        return ToolRules(name, self.matching(RuleTarget("tool", name, backend, view, definition)))
 
-    def matching(self, target: Target) -> list[Rule]:
+    def matching(self, target: RuleTarget) -> list[PolicyRule]:
         """Return the rules that match a target, in order."""
         return [rule for rule in self.rules if not rule.mismatches(target)]
 

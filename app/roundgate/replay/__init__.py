@@ -40,9 +40,9 @@ from roundgate.replay.journal import Opened as Opened
 from roundgate.replay.journal import Raised as Raised
 from roundgate.replay.journal import Remembered as Remembered
 from roundgate.replay.journal import Slept as Slept
+from roundgate.replay.journal import TimedOutQuestion as TimedOutQuestion
 from roundgate.replay.journal import Told as Told
 from roundgate.replay.journal import Tried as Tried
-from roundgate.replay.journal import Unanswered as Unanswered
 from roundgate.replay.journal import before_failure as before_failure
 from roundgate.replay.journal import before_step as before_step
 from roundgate.replay.journal import find_failed_steps as find_failed_steps
@@ -59,6 +59,7 @@ from roundgate.replay.run import Authorize as Authorize
 from roundgate.replay.run import Call as Call
 from roundgate.replay.run import Cleanup as Cleanup
 from roundgate.replay.run import ExternalEvents as ExternalEvents
+from roundgate.replay.run import LongTexts as LongTexts
 from roundgate.replay.run import Notify as Notify
 from roundgate.replay.run import PageDone as PageDone
 from roundgate.replay.run import Publish as Publish
@@ -66,7 +67,6 @@ from roundgate.replay.run import Read as Read
 from roundgate.replay.run import Run as Run
 from roundgate.replay.run import Stop as Stop
 from roundgate.replay.run import TextPart as TextPart
-from roundgate.replay.run import Texts as Texts
 from roundgate.replay.scheduling import Parked as Parked
 from roundgate.replay.steps import WATCH as WATCH
 from roundgate.replay.steps import StepWatch as StepWatch

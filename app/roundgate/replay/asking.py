@@ -18,7 +18,7 @@ from roundgate.errors import Unrepeatable
 from roundgate.json import fresh
 from roundgate.protocol import merged
 from roundgate.replay.asyncio_internals import engine_call
-from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
+from roundgate.replay.journal import Answered, Asked, TimedOutQuestion, plain, wire_key
 from roundgate.replay.questions import Answer, Form, Question, UnfitAnswer, question_digest
 from roundgate.replay.recording import recording_cut, repeat_cut, take_event
 from roundgate.replay.run import Run
@@ -123,7 +123,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
     match entry:
         case None:
             return Asked(key, shown)
-        case Unanswered(digest=before) if before == shown:
+        case TimedOutQuestion(digest=before) if before == shown:
             return Answer(name, "timeout")
         case Asked(digest=before) if before == shown:
             return _in_time(run, entry) or Answer(name, "timeout")
@@ -145,7 +145,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
     return Asked(key, shown, entry.attempt + 1, changed, None, entry.wire)
 
 
-def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | None:
+def _received(run: Run, key: str, name: str) -> Asked | Answered | TimedOutQuestion | None:
     """Return the entry of a question, or an unasked answer if the handler accepts unasked answers;
     `None` if there is neither."""
     entry = run.journal.questions.get(key)
@@ -158,7 +158,7 @@ def _in_time(run: Run, entry: Asked) -> Asked | None:
     """Return the question, or record its timeout and return `None`."""
     if entry.until_ms is None or run.clock.now_ms() < entry.until_ms:
         return entry
-    run.journal.add(Unanswered(entry.key, entry.digest, entry.attempt, entry.wire))
+    run.journal.add(TimedOutQuestion(entry.key, entry.digest, entry.attempt, entry.wire))
     run.requests.pop(wire_key(entry.wire or entry.key, entry.attempt), None)
     return None
 

@@ -31,14 +31,14 @@ from roundgate.errors import Unrepeatable
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Timer(Protocol):
+class WaitTimer(Protocol):
     """A timer that ends a wait of a handler: an `asyncio.Timeout`, or the timer of `wait_for`."""
 
     def when(self) -> float | None:
         """Return the deadline on the loop's clock in seconds; `None` without a deadline."""
 
 
-def state(timer: Timer) -> str:
+def state(timer: WaitTimer) -> str:
     """Return `active`, `expiring` once the timer has fired, or another word after the end of its
     block."""
     return repr(timer).partition("[")[2].partition("]")[0]
@@ -64,10 +64,10 @@ class WaitForTimer:
 _ENTERS_TIMEOUT: Final = asyncio.Timeout.__aenter__.__code__
 
 
-def entered_timeout() -> Timer | None:
+def entered_timeout() -> WaitTimer | None:
     """Return the `asyncio.timeout` whose `__aenter__` called the caller, or `None`."""
     frame = sys._getframe(2)
-    timer: Timer | None = frame.f_locals["self"] if frame.f_code is _ENTERS_TIMEOUT else None
+    timer: WaitTimer | None = frame.f_locals["self"] if frame.f_code is _ENTERS_TIMEOUT else None
     return timer
 
 
@@ -91,7 +91,7 @@ class ByWaitFor(Struct, frozen=True):
     """A task that `asyncio.wait_for` creates for its awaitable (Python 3.11), and the timer of its
     timeout."""
 
-    timer: Timer | None
+    timer: WaitTimer | None
 
 
 class ByAsCompleted(Struct, frozen=True):

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from roundgate.replay.asyncio_internals import Timer, function_name, state
+from roundgate.replay.asyncio_internals import WaitTimer, function_name, state
 
 _PREFIXES: Final = MappingProxyType(
     {
@@ -47,7 +47,7 @@ class _Set(NamedTuple):
     """A timer, the path of the branch that set it, and the task whose wait it ends. Two tasks share
     a branch in `asyncio.wait_for` of Python 3.11."""
 
-    timer: Timer
+    timer: WaitTimer
     path: str
     task: weakref.ref[asyncio.Task[Any]]
     seconds: float
@@ -65,7 +65,7 @@ class Timeouts:
         self._timers: list[_Set] = []
         self._watermark = 16
 
-    def add(self, timer: Timer, path: str, task: asyncio.Task[Any]) -> None:
+    def add(self, timer: WaitTimer, path: str, task: asyncio.Task[Any]) -> None:
         when = timer.when()
         # rounded, because a sum of floats less one of them is not exactly the other
         seconds = math.inf if when is None else round(when - asyncio.get_running_loop().time(), 3)

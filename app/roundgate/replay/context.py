@@ -52,7 +52,7 @@ from roundgate.replay.questions import (
     Url,
 )
 from roundgate.replay.run import Call, Run
-from roundgate.replay.steps import MAX_INTERVAL_S, Options, RetryIf
+from roundgate.replay.steps import MAX_INTERVAL_S, RetryIf, StepOptions
 from roundgate.replay.waiting import TimeLimit
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ class Context(CallFacts):
                 shows this.
             OutcomeUnknown: the process died during an `at_most_once` step.
         """
-        options = Options(timeout_s, retries, backoff, max_interval_s, retry_if, at_most_once)
+        options = StepOptions(timeout_s, retries, backoff, max_interval_s, retry_if, at_most_once)
         return await steps.step(self._run, name, function, args, kwargs, options)
 
     async def idempotency_key(self, name: str) -> str:

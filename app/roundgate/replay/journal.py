@@ -134,7 +134,7 @@ class Answered(_Row, frozen=True, tag="a"):
     wire: str | None = None
 
 
-class Unanswered(_Row, frozen=True, tag="u"):
+class TimedOutQuestion(_Row, frozen=True, tag="u"):
     """A question that timed out; its default is the answer."""
 
     key: str
@@ -207,7 +207,7 @@ class Remembered(_Row, frozen=True, tag="r"):
     value: Any
 
 
-QuestionEntry: TypeAlias = Asked | Answered | Unanswered
+QuestionEntry: TypeAlias = Asked | Answered | TimedOutQuestion
 Step: TypeAlias = (
     Finished | Raised | Tried | Cut | Began | Passed | Slept | Told | Opened | Remembered
 )
@@ -276,7 +276,7 @@ class Journal(Struct):
     def add(self, entry: Entry) -> None:
         """Record an entry and replace the entry with the same key. Steps stay in the order of their
         outcomes."""
-        if isinstance(entry, (Asked, Answered, Unanswered)):
+        if isinstance(entry, (Asked, Answered, TimedOutQuestion)):
             self.questions[entry.key] = entry
         else:
             self.steps.pop(entry.key, None)
@@ -482,7 +482,7 @@ def path(where: Place) -> str:
     return where
 
 
-_ASKED: Final = (Asked, Answered, Unanswered)
+_ASKED: Final = (Asked, Answered, TimedOutQuestion)
 
 
 def find_failed_steps(error: BaseException) -> tuple[str, ...]:

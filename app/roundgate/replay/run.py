@@ -43,9 +43,9 @@ from roundgate.replay.journal import (
     Passed,
     Raised,
     Remembered,
+    TimedOutQuestion,
     Told,
     Tried,
-    Unanswered,
     WireNames,
 )
 from roundgate.replay.scheduling import Order, Parked, Quiescence, path_from_key, wake
@@ -72,7 +72,7 @@ STOP_GRACE_S: Final = 5.0
 cancels it."""
 _TICK_MS: Final = 10
 """The tolerance in milliseconds for time limits, because event-loop timers fire slightly late."""
-_RESULTS: Final = (Finished, Raised, Answered, Unanswered, Passed)
+_RESULTS: Final = (Finished, Raised, Answered, TimedOutQuestion, Passed)
 _WITHOUT_PLACE: Final = (Cut, Told, Remembered)
 """Entries that do not show how far an earlier run progressed."""
 
@@ -116,7 +116,7 @@ class TextPart(Struct, frozen=True):
     """The cursor of the next part; `None` at the end, or if the rest could not be stored."""
 
 
-class Texts(Protocol):
+class LongTexts(Protocol):
     """A store that keeps long texts for their owners for a limited time. Any process can read
     them."""
 
@@ -164,7 +164,7 @@ class ExternalEvents(Protocol):
         """Return the seconds for which an event without a time limit can be delivered."""
 
 
-class Round(Protocol):
+class RunRound(Protocol):
     """A round of a call."""
 
     @property
@@ -200,11 +200,11 @@ class Call(Struct, frozen=True, kw_only=True, eq=False):
     `task="required"`."""
     takes_unasked: bool = False
     """Whether the handler accepts answers to questions that were not asked."""
-    round: Round | None = None
+    round: RunRound | None = None
     """This round of an ordinary call."""
     trail: Trail | None = None
     """The audit log, which records approvals of an ordinary call."""
-    texts: Texts | None = None
+    texts: LongTexts | None = None
     """The store for the remainder of results that are too long."""
     rows_of: RowsOf | None = None
     """Returns the rows in which a back end leaves data for other processes."""

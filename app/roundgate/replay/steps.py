@@ -78,7 +78,7 @@ RetryIf: TypeAlias = (
 """The errors after which a step is tried again: a function, or types of errors."""
 
 
-class Options(Struct, frozen=True):
+class StepOptions(Struct, frozen=True):
     """The options of `ctx.step`."""
 
     timeout_s: float | None = None
@@ -119,7 +119,7 @@ class Options(Struct, frozen=True):
         return bool(self.retry_if(error))
 
 
-ONCE: Final = Options()
+ONCE: Final = StepOptions()
 
 
 class StepWatch:
@@ -148,7 +148,7 @@ _UNWATCHED: Final = StepWatch()
 WATCH: Final[ContextVar[StepWatch]] = ContextVar("roundgate_step_watch", default=_UNWATCHED)
 
 
-class Task(Struct, frozen=True):
+class StepTask(Struct, frozen=True):
     """A step: its place, its identity, and the function with its arguments."""
 
     key: str
@@ -173,7 +173,7 @@ async def step(
     function: Callable[..., Any],
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
-    options: Options = ONCE,
+    options: StepOptions = ONCE,
     every_s: float | None = None,
 ) -> Any:
     """Return the result of a step, of this run or an earlier one.
@@ -199,7 +199,7 @@ async def step(
     key = run.come_to(branch, "step", name)
     what = identity("step" if every_s is None else "poll", function, args, kwargs or {})
     compare(run, key, what)
-    task = Task(key, what, function, args, kwargs or {})
+    task = StepTask(key, what, function, args, kwargs or {})
     match run.journal.steps.get(key):
         case Finished() | Raised():
             await in_order(run, branch, key)
@@ -241,7 +241,7 @@ async def _before_step(run: Run, branch: Branch, *, needs_task: bool) -> None:
 
 
 async def _run_step(
-    run: Run, branch: Branch, task: Task, options: Options, attempt: int, is_poll: bool
+    run: Run, branch: Branch, task: StepTask, options: StepOptions, attempt: int, is_poll: bool
 ) -> Entry | None:
     """Run a step and return its entry, or `None` if a poll has no result yet."""
     run.is_beyond = True
@@ -296,7 +296,7 @@ async def _record(
     branch: Branch,
     entry: Finished | Raised,
     error: BaseException | None,
-    options: Options,
+    options: StepOptions,
     attempt: int,
 ) -> Entry:
     if isinstance(entry, Raised):
@@ -344,7 +344,7 @@ def _running(run: Run, key: str, attempt: int) -> Iterator[None]:
 
 
 async def _attempt(
-    run: Run, task: Task, timeout_s: float | None
+    run: Run, task: StepTask, timeout_s: float | None
 ) -> tuple[Finished | Raised, BaseException | None]:
     """Call the function once. Return the outcome as an entry, and the exception of a failure.
 
@@ -376,7 +376,7 @@ async def _attempt(
 _threads: WeakKeyDictionary[asyncio.AbstractEventLoop, Threads] = WeakKeyDictionary()
 
 
-async def _call(run: Run, task: Task) -> Any:
+async def _call(run: Run, task: StepTask) -> Any:
     if inspect.iscoroutinefunction(task.function):
         return await InOwnContext(task.function(*task.args, **task.kwargs))
     threads = run.call.step_threads
@@ -386,7 +386,7 @@ async def _call(run: Run, task: Task) -> Any:
     return await InOwnContext(awaiting(value)) if inspect.isawaitable(value) else value
 
 
-def _recordable(task: Task, value: Any) -> Any:
+def _recordable(task: StepTask, value: Any) -> Any:
     """Return the JSON form of a value.
 
     Raises:

@@ -25,7 +25,7 @@ from roundgate.settings.sections import ArgumentMode as ArgumentMode
 from roundgate.settings.sections import ArgumentsConfig as ArgumentsConfig
 from roundgate.settings.sections import AuditConfig as AuditConfig
 from roundgate.settings.sections import AuthorizerConfig as AuthorizerConfig
-from roundgate.settings.sections import CacheHint as CacheHint
+from roundgate.settings.sections import CacheSection as CacheSection
 from roundgate.settings.sections import CachingConfig as CachingConfig
 from roundgate.settings.sections import CallersConfig as CallersConfig
 from roundgate.settings.sections import CallLimits as CallLimits

@@ -471,7 +471,7 @@ class AuthorizerConfig(CallersConfig):
     )
 
 
-class CacheHint(Model):
+class CacheSection(Model):
     """The time for which, and the callers for whom, a result may be cached
     (server/utilities/caching)."""
 
@@ -486,14 +486,16 @@ class CacheHint(Model):
 class CachingConfig(Model):
     """Caching hints for the six results that carry them."""
 
-    discover: CacheHint = Field(CacheHint(ttl_ms=3_600_000), description="server/discover")
-    tools: CacheHint = Field(CacheHint(ttl_ms=300_000), description="tools/list")
-    prompts: CacheHint = Field(CacheHint(ttl_ms=300_000), description="prompts/list")
-    resources: CacheHint = Field(CacheHint(ttl_ms=300_000), description="resources/list")
-    resource_templates: CacheHint = Field(
-        CacheHint(ttl_ms=300_000), description="resources/templates/list"
+    discover: CacheSection = Field(CacheSection(ttl_ms=3_600_000), description="server/discover")
+    tools: CacheSection = Field(CacheSection(ttl_ms=300_000), description="tools/list")
+    prompts: CacheSection = Field(CacheSection(ttl_ms=300_000), description="prompts/list")
+    resources: CacheSection = Field(CacheSection(ttl_ms=300_000), description="resources/list")
+    resource_templates: CacheSection = Field(
+        CacheSection(ttl_ms=300_000), description="resources/templates/list"
     )
-    read: CacheHint = Field(CacheHint(ttl_ms=0, scope="private"), description="resources/read")
+    read: CacheSection = Field(
+        CacheSection(ttl_ms=0, scope="private"), description="resources/read"
+    )
 
     @model_validator(mode="before")
     @classmethod

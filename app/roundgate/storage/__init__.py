@@ -19,15 +19,15 @@ from roundgate.storage.sessions import write_row as write_row
 from roundgate.storage.tasks import ANY as ANY
 from roundgate.storage.tasks import ENDING_OF as ENDING_OF
 from roundgate.storage.tasks import HIDDEN as HIDDEN
-from roundgate.storage.tasks import Change as Change
 from roundgate.storage.tasks import Drop as Drop
 from roundgate.storage.tasks import Ending as Ending
 from roundgate.storage.tasks import Found as Found
 from roundgate.storage.tasks import Lost as Lost
 from roundgate.storage.tasks import Mark as Mark
 from roundgate.storage.tasks import OpenTask as OpenTask
-from roundgate.storage.tasks import Part as Part
 from roundgate.storage.tasks import Put as Put
+from roundgate.storage.tasks import RecordChange as RecordChange
+from roundgate.storage.tasks import RecordPart as RecordPart
 from roundgate.storage.tasks import TaskRecord as TaskRecord
 from roundgate.storage.tasks import TaskRef as TaskRef
 from roundgate.storage.tasks import TaskStore as TaskStore

@@ -14,7 +14,7 @@ from roundgate.storage.tasks import (
     Ending,
     Mark,
     OpenTask,
-    Part,
+    RecordPart,
     TaskRecord,
     TaskRef,
     Wanted,
@@ -29,7 +29,7 @@ HEAD: Final = (
 FIELDS: Final = tuple(HEAD.replace(" ", "").split(","))[4:]
 """The columns that are fields of a record, in the order of `HEAD`."""
 OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
-REPLACED: Final = frozenset({Part.CALL, Part.STATE})
+REPLACED: Final = frozenset({RecordPart.CALL, RecordPart.STATE})
 """The parts with a single value, which a put replaces."""
 FOR_WORK: Final = ("answer", "call", "journal", "state")
 """The parts that a worker needs."""

@@ -10,7 +10,7 @@ record by its successor, and happens as a whole or not at all:
     reader 1   read (version 7) ─── decide ───────────── swap 7 → 8
     reader 2   read (version 7) ─── decide ─ swap 7 → 8'        └ Lost: here is 8', decide again
 
-**Values** (`Part`) are opaque bytes of any size, kept beside the record: the call, the state, the
+**Values** (`RecordPart`) are opaque bytes of any size, kept beside the record: the call, the state, the
 journal, answers, questions, the outcome. A swap puts and drops values in the same transaction. A
 store returns them unchanged, and reads no value of another task to find one.
 
@@ -251,7 +251,7 @@ class TaskRecord(Struct, frozen=True):
         return f"W{until}" if message is None else f"{message} (w{until})"
 
 
-class Part(StrEnum):
+class RecordPart(StrEnum):
     """The kinds of values beside a record."""
 
     CALL = "call"
@@ -269,7 +269,7 @@ class Part(StrEnum):
 class Put(Struct, frozen=True):
     """A value to store. An unnamed part keeps only its last value."""
 
-    part: Part
+    part: RecordPart
     value: bytes
     name: str = ""
 
@@ -277,11 +277,11 @@ class Put(Struct, frozen=True):
 class Drop(Struct, frozen=True):
     """Values to delete: all values of a part, or the value with a name."""
 
-    part: Part
+    part: RecordPart
     name: str | None = None
 
 
-class Change(Struct, frozen=True):
+class RecordChange(Struct, frozen=True):
     """The record `after` in place of `before`. Drops happen before puts."""
 
     before: TaskRecord
@@ -406,7 +406,7 @@ class TaskStore(Protocol):
         The values are `None` if the store no longer keeps them (`TaskRecord.keeps_work`).
         """
 
-    async def swap(self, change: Change) -> TaskRecord | Lost:
+    async def swap(self, change: RecordChange) -> TaskRecord | Lost:
         """Write a record and its values if the stored version is the version of `change.before`.
 
         Return the new record, or `Lost` if nothing was written.

@@ -13,7 +13,7 @@ from typing import ClassVar, Final, TypeAlias
 from msgspec import Struct, field
 
 from roundgate.protocol import Status, TaskView
-from roundgate.storage import Change, Ending, Mark, Put, TaskRecord, TaskRef
+from roundgate.storage import Ending, Mark, Put, RecordChange, TaskRecord, TaskRef
 
 # Outcomes
 
@@ -43,7 +43,7 @@ class Cancelled(StrEnum):
     """The task has become terminal, and a worker must clean up."""
 
 
-class Answered(StrEnum):
+class AnswersTaken(StrEnum):
     """The result of sending answers."""
 
     UNKNOWN_TASK = "unknown task"
@@ -120,7 +120,7 @@ class Sending(StrEnum):
     """The move sends no message, and the task becomes `unsent`."""
 
 
-class Next(Change, frozen=True):
+class Next(RecordChange, frozen=True):
     """The change that an event makes to a task."""
 
     happened: ClassVar[bool] = True
@@ -204,7 +204,7 @@ class Created(Struct, frozen=True):
 # Events of the owner
 
 
-class Answer(Struct, frozen=True):
+class TakeAnswers(Struct, frozen=True):
     """Answers by wire key. Once all outstanding questions are answered, the task is due at
     `due_ms`."""
 
@@ -277,7 +277,7 @@ class Checkpoint(Adding, frozen=True):
     due_ms: int | None = None
 
 
-class Suspend(Adding, frozen=True):
+class SuspendTask(Adding, frozen=True):
     """Questions to the client, at least one. With a `wake_ms` the task is due then, to continue
     without the answers; otherwise when it expires. The event counts as progress.
 
@@ -295,7 +295,7 @@ class Release(Adding, frozen=True):
     """The release of a task that continues at `wake_ms`; 0 means at once. `keeps_blame` is set
     after a fault or a decline: `deaths` and `suspect` stay. A worker may claim the task `early_ms`
     before it continues, and waits for the rest. If the task is due at its wake time, the sweep
-    wakes it without a message. `awaits` and `ready_ms` are as in `Suspend`."""
+    wakes it without a message. `awaits` and `ready_ms` are as in `SuspendTask`."""
 
     wake_ms: int
     due_ms: int
@@ -459,7 +459,7 @@ class NoteRetry(Struct, frozen=True):
 
 Event: TypeAlias = (
     UnderLease
-    | Answer
+    | TakeAnswers
     | Cancel
     | Claim
     | ClaimCleanup

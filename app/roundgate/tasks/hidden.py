@@ -42,7 +42,6 @@ from roundgate.settings import TasksConfig
 from roundgate.storage import HIDDEN, Ending, TaskRecord, TaskRef, Work
 from roundgate.tasks.events import (
     Added,
-    Answer,
     Cancel,
     Checkpoint,
     Claim,
@@ -50,7 +49,8 @@ from roundgate.tasks.events import (
     Finish,
     NewTask,
     Release,
-    Suspend,
+    SuspendTask,
+    TakeAnswers,
     UnderLease,
 )
 from roundgate.tasks.stored import KEEP_MS, Claimed, Lease, StoredTasks
@@ -284,7 +284,7 @@ class HiddenTasks:
                 answers = dict.fromkeys(record.asked, answer)
         now_ms = self.clock.now_ms()
         due_ms = self.until_ms + LEEWAY_MS  # at or after its expiry
-        await self.patiently(lambda: self._store.apply(ref, Answer(answers, due_ms), now_ms))
+        await self.patiently(lambda: self._store.apply(ref, TakeAnswers(answers, due_ms), now_ms))
 
     async def cancel(self, ref: TaskRef, why: str = CANCELLED) -> None:
         """Cancel a task, unless it is terminal or does not exist.
@@ -385,7 +385,7 @@ class Holding:
     async def suspend(self, state: bytes, questions: Mapping[str, bytes]) -> None:
         """Ask the client, as `HiddenTasks.ask` does."""
         added = Added(state=state, expires_ms=self._later_ms())
-        await self._write(Suspend(questions, added=added))
+        await self._write(SuspendTask(questions, added=added))
 
     async def release(self, state: bytes | None = None) -> None:
         """Leave the next round to another request, or this round if `state` is `None`."""

@@ -40,7 +40,7 @@ from roundgate.replay import (
     Opened,
     Run,
     Stop,
-    Unanswered,
+    TimedOutQuestion,
     inside,
     plain,
     row,
@@ -537,7 +537,7 @@ class TaskCheckpointer:
         return shown if shown != self._message else None
 
 
-_QUESTIONS: Final = (Asked, Answered, Unanswered)
+_QUESTIONS: Final = (Asked, Answered, TimedOutQuestion)
 
 
 def _place(entry: Entry) -> tuple[bool, str]:

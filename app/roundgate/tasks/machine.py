@@ -94,12 +94,12 @@ from msgspec.structs import replace
 
 from roundgate.protocol import Event as Step
 from roundgate.protocol import Status, sources, target
-from roundgate.storage import ENDING_OF, Drop, Ending, Mark, Part, Put, TaskRecord
+from roundgate.storage import ENDING_OF, Drop, Ending, Mark, Put, RecordPart, TaskRecord
 from roundgate.tasks import events
 from roundgate.tasks.events import (
     KEPT_DELIVERIES,
     Added,
-    Answered,
+    AnswersTaken,
     Cancelled,
     Created,
     Decision,
@@ -145,7 +145,7 @@ def create(task: NewTask) -> Created:
         events=tuple(task.events),
         asked=tuple(task.requests),
     )
-    outcome = [] if task.outcome is None else [Put(Part.OUTCOME, task.outcome)]
+    outcome = [] if task.outcome is None else [Put(RecordPart.OUTCOME, task.outcome)]
     work = _work(task.call, task.journal, task.state)
     puts = [*work, *_questions(task.requests), *outcome]
     is_to_run = record.is_open and not record.asked and not is_leased
@@ -153,7 +153,7 @@ def create(task: NewTask) -> Created:
 
 
 def _questions(requests: Mapping[str, bytes]) -> list[Put]:
-    return [Put(Part.REQUEST, value, key) for key, value in requests.items()]
+    return [Put(RecordPart.REQUEST, value, key) for key, value in requests.items()]
 
 
 def may_lack_message(record: TaskRecord, now_ms: int, sweep_after_ms: int) -> bool:
@@ -171,24 +171,24 @@ def is_free(record: TaskRecord, now_ms: int) -> bool:
 
 
 def _work(call: bytes, journal: Sequence[bytes], state: bytes) -> list[Put]:
-    return [Put(Part.CALL, call), Put(Part.STATE, state), *_entries(journal)]
+    return [Put(RecordPart.CALL, call), Put(RecordPart.STATE, state), *_entries(journal)]
 
 
 def _entries(entries: Sequence[bytes]) -> list[Put]:
-    return [Put(Part.JOURNAL, entry) for entry in entries]
+    return [Put(RecordPart.JOURNAL, entry) for entry in entries]
 
 
 # Events of the owner
 
 
-def _answer(record: TaskRecord | None, event: events.Answer, now_ms: int) -> Decision:
+def _answer(record: TaskRecord | None, event: events.TakeAnswers, now_ms: int) -> Decision:
     if record is None or record.expires_ms <= now_ms:
-        return Refused(Answered.UNKNOWN_TASK)
+        return Refused(AnswersTaken.UNKNOWN_TASK)
     taken = [key for key in record.asked if key in event.answers]
     if not taken:
-        return Refused(Answered.NOT_NEEDED)
+        return Refused(AnswersTaken.NOT_NEEDED)
     if record.status not in sources(Step.ANSWER_ALL):
-        return Refused(Answered.LATER)
+        return Refused(AnswersTaken.LATER)
     outstanding = tuple(key for key in record.asked if key not in event.answers)
     status = target(Step.ANSWER_SOME if outstanding else Step.ANSWER_ALL)
     after = _seen(replace(record, status=status, asked=outstanding), record.revision, now_ms)
@@ -197,9 +197,9 @@ def _answer(record: TaskRecord | None, event: events.Answer, now_ms: int) -> Dec
     return Next(
         record,
         after,
-        [Put(Part.ANSWER, event.answers[key], key) for key in taken],
-        [Drop(Part.REQUEST, key) for key in taken],
-        Answered.PARTLY if outstanding else Answered.FULLY,
+        [Put(RecordPart.ANSWER, event.answers[key], key) for key in taken],
+        [Drop(RecordPart.REQUEST, key) for key in taken],
+        AnswersTaken.PARTLY if outstanding else AnswersTaken.FULLY,
         None if outstanding else AT_ONCE,
     )
 
@@ -278,7 +278,7 @@ def _checkpoint(record: TaskRecord, event: events.Checkpoint, now_ms: int) -> De
     return Next(record, after, puts)
 
 
-def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision:
+def _suspend(record: TaskRecord, event: events.SuspendTask, now_ms: int) -> Decision:
     after, puts = _added(record, event.added, event.number, now_ms)
     after = replace(_progressed(after), lease_until_ms=0, unsent=False, asked=tuple(event.requests))
     after, waited = _wait(after, event.awaits, now_ms)
@@ -325,7 +325,7 @@ def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision
         asked=(),
         events=(),
     )
-    drops = [Drop(Part.JOURNAL), Drop(Part.ANSWER), *_no_questions(record)]
+    drops = [Drop(RecordPart.JOURNAL), Drop(RecordPart.ANSWER), *_no_questions(record)]
     work = _work(event.call, event.journal, event.state)
     return Next(record, after, work, drops, message_ms=AT_ONCE)
 
@@ -349,7 +349,7 @@ def _finish(record: TaskRecord, event: events.Finish, now_ms: int) -> Decision:
     if event.cleanup_due_ms is not None:
         after = _to_clean_up(after, event.cleanup_due_ms)
         message_ms = AT_ONCE
-    outcome = [] if event.outcome is None else [Put(Part.OUTCOME, event.outcome)]
+    outcome = [] if event.outcome is None else [Put(RecordPart.OUTCOME, event.outcome)]
     return Next(record, after, outcome, _no_questions(record), message_ms=message_ms)
 
 
@@ -384,7 +384,7 @@ def _claim_cleanup(record: TaskRecord | None, event: events.ClaimCleanup, now_ms
     )
     if event.journal is None:
         return Next(record, after)
-    return Next(record, after, _entries(event.journal), [Drop(Part.JOURNAL)])
+    return Next(record, after, _entries(event.journal), [Drop(RecordPart.JOURNAL)])
 
 
 def _postpone_cleanup(record: TaskRecord, event: events.PostponeCleanup, now_ms: int) -> Decision:
@@ -453,7 +453,7 @@ def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> D
         after = replace(after, wake_ms=0, due_ms=event.due_ms, unsent=False)
         if record.status in sources(Step.GO_ON):
             after = _seen(replace(after, status=target(Step.GO_ON)), record.revision, now_ms)
-    payload = Put(Part.ANSWER, event.payload, event.name)
+    payload = Put(RecordPart.ANSWER, event.payload, event.name)
     result, message_ms = (Delivered.WAKES, AT_ONCE) if wakes else (Delivered.KEPT, None)
     return Next(record, after, [payload], (), result, message_ms)
 
@@ -474,8 +474,8 @@ def _rewind(record: TaskRecord | None, event: events.Rewind, now_ms: int) -> Dec
     if event.fence != record.fence or tuple(event.seen) != tuple(record.events):
         return Refused(No.NOT_NOW)
     after = replace(_taken(record, event.due_ms), asked=(), events=tuple(event.events))
-    drops = [Drop(Part.JOURNAL), Drop(Part.ANSWER), *_no_questions(record)]
-    puts = [Put(Part.CALL, event.call), *_entries(event.journal)]
+    drops = [Drop(RecordPart.JOURNAL), Drop(RecordPart.ANSWER), *_no_questions(record)]
+    puts = [Put(RecordPart.CALL, event.call), *_entries(event.journal)]
     return Next(record, after, puts, drops, message_ms=AT_ONCE)
 
 
@@ -559,7 +559,7 @@ def _added(
         marks = _bounded([*record.events, *opened]) if opened else record.events
         after = replace(after, noted=number, events=marks)
     if added.state is not None:
-        puts.append(Put(Part.STATE, added.state))
+        puts.append(Put(RecordPart.STATE, added.state))
     if added.status_message is not None and added.status_message != record.status_message:
         after = _seen(replace(after, status_message=added.status_message), record.revision, now_ms)
     if added.expires_ms is not None:
@@ -587,7 +587,7 @@ def _wait(
 
 
 def _no_questions(record: TaskRecord) -> list[Drop]:
-    return [Drop(Part.REQUEST)] if record.asked else []
+    return [Drop(RecordPart.REQUEST)] if record.asked else []
 
 
 def _not_due(record: TaskRecord) -> TaskRecord:
@@ -626,11 +626,11 @@ def _end_early(record: TaskRecord, step: Step, message: str, now_ms: int, due_ms
 
 _HANDLERS: Final[Mapping[type, Callable[[Any, Any, int], Decision]]] = MappingProxyType(
     {
-        events.Answer: _answer,
+        events.TakeAnswers: _answer,
         events.Cancel: _cancel,
         events.Claim: _claim,
         events.Checkpoint: _checkpoint,
-        events.Suspend: _suspend,
+        events.SuspendTask: _suspend,
         events.Release: _release,
         events.Restart: _restart,
         events.Park: _park,

@@ -26,7 +26,7 @@ from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import Answer, Answered, Cancel, Cancelled, NewTask
+from roundgate.tasks.events import AnswersTaken, Cancel, Cancelled, NewTask, TakeAnswers
 from roundgate.tasks.life import Life
 from roundgate.tasks.machine import may_lack_message
 from roundgate.tasks.outcome import Ended
@@ -215,22 +215,22 @@ class Tasks:
         until_ms = self.clock.monotonic_ms() + ANSWER_WAIT_S * 1000
         while True:
             now_ms = self.clock.now_ms()
-            event = Answer(answers, self._due_ms(now_ms))
+            event = TakeAnswers(answers, self._due_ms(now_ms))
             answered = (await self._store.apply(ref, event, now_ms)).result
-            if answered is not Answered.LATER:
+            if answered is not AnswersTaken.LATER:
                 break
             if self.clock.monotonic_ms() >= until_ms:
                 raise Unavailable(
                     "The task is running now, and may ask this question again; send the answer again later"
                 )
             await self.clock.sleep(ANSWER_PAUSE_S)
-        if decided is not None and answered in (Answered.FULLY, Answered.PARTLY):
+        if decided is not None and answered in (AnswersTaken.FULLY, AnswersTaken.PARTLY):
             record, is_approved = decided
             ids = {"call": record.call_id, "task": str(ref), "tool": record.tool}
             log_decision(principal, is_approved, **ids)
             if self._trail is not None:
                 self._trail.decided(principal, is_approved, **ids)
-        if answered is Answered.UNKNOWN_TASK:
+        if answered is AnswersTaken.UNKNOWN_TASK:
             raise TaskNotFound
 
     async def _decided(

@@ -35,12 +35,12 @@ from roundgate.observability.metrics import Metrics
 from roundgate.storage import (
     ANY,
     Accounts,
-    Change,
     Found,
     Lost,
     OpenTask,
-    Part,
     Put,
+    RecordChange,
+    RecordPart,
     TaskQueue,
     TaskRecord,
     TaskRef,
@@ -231,7 +231,7 @@ class StoredTasks:
             self._accounts.give_back(reserved)
 
     async def _swap(
-        self, change: Change, state_bytes: int = 0, work_bytes: int = 0
+        self, change: RecordChange, state_bytes: int = 0, work_bytes: int = 0
     ) -> TaskRecord | Lost:
         """Write a change and notify the listeners of the task. The values of the change count
         towards the account, less `state_bytes` for the state that they replace. If the change
@@ -411,7 +411,7 @@ class StoredTasks:
             await self.send(lease.ref, message_ms)
         if (
             self.trail is not None
-            and isinstance(event, events.Suspend)
+            and isinstance(event, events.SuspendTask)
             and lease.held is not None
             and not lease.ref.is_hidden
         ):
@@ -533,11 +533,11 @@ def counted_bytes(puts: Sequence[Put]) -> int:
     `ROW` count."""
     return sum(
         max(0, len(put.value) - ROW)
-        if put.part is Part.OUTCOME
+        if put.part is RecordPart.OUTCOME
         else VALUE + len(put.name) + len(put.value)
         for put in puts
     )
 
 
-def _state_bytes(change: Change) -> int:
-    return sum(len(put.value) for put in change.puts if put.part is Part.STATE)
+def _state_bytes(change: RecordChange) -> int:
+    return sum(len(put.value) for put in change.puts if put.part is RecordPart.STATE)

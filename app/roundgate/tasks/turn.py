@@ -86,7 +86,7 @@ from roundgate.storage import Ending, TaskRef
 from roundgate.tasks import watchdog
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import NOTHING, Added, Finish, LetGo, Park, Release, Restart, UnderLease
-from roundgate.tasks.events import Suspend as Ask
+from roundgate.tasks.events import SuspendTask as Ask
 from roundgate.tasks.lease import Heartbeat, Means, TaskCheckpointer, to_its_end
 from roundgate.tasks.outcome import ended, failed, failure_reason, log_failure, tell_refused
 from roundgate.tasks.stored import Claimed, Lease

@@ -59,10 +59,10 @@ from roundgate.replay import (
     Context,
     ExternalEvents,
     Failed,
+    LongTexts,
     Publish,
     Run,
     Suspended,
-    Texts,
     engine,
 )
 from roundgate.settings import TasksConfig
@@ -119,7 +119,7 @@ class Worker:
         skew_s: float = 5.0,
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
-        texts: Callable[[str], Texts] | None = None,
+        texts: Callable[[str], LongTexts] | None = None,
         rows_of: Callable[[str], RowsOf] | None = None,
         shows_errors: bool = False,
         trust: ClockTrust | None = None,

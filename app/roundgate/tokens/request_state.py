@@ -45,7 +45,7 @@ class FixedTask(Struct, frozen=True):
     """The outcome of the call as JSON, if the call ended but its row could not be written."""
 
 
-class Opened(Struct, frozen=True):
+class OpenedState(Struct, frozen=True):
     """The contents of a valid token: its id, the round that it ended (counted from 1), the trace
     context in which the call began, and the journal as JSON."""
 
@@ -113,7 +113,7 @@ class StateSealer(Struct, frozen=True):
             raise StateTooLarge(f"{len(plaintext)} bytes, above the limit of {self.max_bytes}")
         return self.ring.seal(plaintext, owner)
 
-    def open(self, token: Any, owner: Principal, binding: Binding) -> Opened:
+    def open(self, token: Any, owner: Principal, binding: Binding) -> OpenedState:
         """Return the contents of a token.
 
         Raises:
@@ -129,7 +129,7 @@ class StateSealer(Struct, frozen=True):
         self.refusals.note(reason, owner, self.clock.monotonic_ms())
         return StateRefused()
 
-    def _open(self, token: Any, owner: Principal, binding: Binding) -> Opened:
+    def _open(self, token: Any, owner: Principal, binding: Binding) -> OpenedState:
         # base64 makes 4 characters of 3 bytes: the gateway's own tokens are never longer
         if not isinstance(token, str) or len(token) > self.max_bytes * 2:
             raise SealBroken("not a string, or too long")
@@ -158,4 +158,4 @@ class StateSealer(Struct, frozen=True):
             raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
         if Binding(method, target, arguments) != binding:
             raise SealBroken("for another method, target or arguments")
-        return Opened(token_id, round_, origin, payload, fixed_task, call_id)
+        return OpenedState(token_id, round_, origin, payload, fixed_task, call_id)

@@ -28,7 +28,7 @@ BOLD, DIM, GREEN, YELLOW, RED, PLAIN = (
 
 
 @dataclass
-class Stage:
+class DemoStage:
     """The stack, and the lines that the demonstration prints."""
 
     stack: Stack
@@ -71,7 +71,7 @@ class Stage:
 
 async def show(stack: Stack) -> int:
     """Run the demonstration on a stack; return the exit status."""
-    stage = Stage(stack)
+    stage = DemoStage(stack)
     async with (
         httpx.AsyncClient(trust_env=False, timeout=40) as http,
         Client(stack.url, http=http, observer=stage.observe, answers=stage.answer) as client,

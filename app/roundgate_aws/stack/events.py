@@ -25,8 +25,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from roundgate_aws.stack.functions import (
+    EnvironmentPool,
     PayloadTooLarge,
-    Pool,
     Throttled,
 )
 from roundgate_aws.stack.runtime_api import InvocationFailed
@@ -55,7 +55,7 @@ class Front:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: EnvironmentPool,
         routes: Iterable[tuple[str, str]],
         stage: str,
         *,

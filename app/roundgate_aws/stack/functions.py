@@ -28,7 +28,7 @@ import httpx
 
 from roundgate_aws import machine
 from roundgate_aws.stack.runtime_api import InvocationFailed, RuntimeApi, Streamed
-from roundgate_aws.template import Function
+from roundgate_aws.template import TemplateFunction
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
@@ -74,10 +74,10 @@ class Account:
 class Environment:
     """An execution environment, which may be restarted."""
 
-    function: Function
+    function: TemplateFunction
     number: int
     code: Path
-    tools: Tools
+    tools: EmulatorPrograms
     variables: Mapping[str, str]
     log: Path
     process: subprocess.Popen[bytes] | None = None
@@ -189,14 +189,14 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Tools:
+class EmulatorPrograms:
     """The programs that run environments."""
 
     emulator: Path
     python: Path
 
     @classmethod
-    def find(cls) -> Tools:
+    def find(cls) -> EmulatorPrograms:
         """Return the programs; install them if necessary.
 
         Raises:
@@ -213,10 +213,10 @@ def why_not() -> str | None:
 
 
 def environments(
-    function: Function,
+    function: TemplateFunction,
     count: int,
     code: Path,
-    tools: Tools,
+    tools: EmulatorPrograms,
     variables: Mapping[str, str],
     logs: Path,
 ) -> list[Environment]:
@@ -230,7 +230,7 @@ def environments(
 
 
 @dataclass
-class Pool:
+class EnvironmentPool:
     """The environments of a function."""
 
     environments: list[Environment]

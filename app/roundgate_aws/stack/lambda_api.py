@@ -35,13 +35,13 @@ from roundgate.net.serving import served
 from roundgate_aws.stack.functions import (
     MAX_PAYLOAD_BYTES,
     Account,
-    Pool,
+    EmulatorPrograms,
+    EnvironmentPool,
     Throttled,
-    Tools,
     environments,
 )
 from roundgate_aws.stack.runtime_api import InvocationFailed
-from roundgate_aws.template import Function
+from roundgate_aws.template import TemplateFunction
 
 MAX_EVENT_BYTES: Final = 1024 * 1024
 MAX_CLIENT_CONTEXT: Final = 3_583
@@ -54,7 +54,7 @@ PATH: Final = "/2015-03-31/functions/"
 class LambdaApi:
     """An ASGI app that invokes functions by name."""
 
-    pools: Mapping[str, Pool]
+    pools: Mapping[str, EnvironmentPool]
     _asynchronous: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -87,7 +87,7 @@ class LambdaApi:
         return await self._invoke(self.pools[name], body, request, is_event=is_event)
 
     async def _invoke(
-        self, pool: Pool, body: bytes, request: Request, *, is_event: bool
+        self, pool: EnvironmentPool, body: bytes, request: Request, *, is_event: bool
     ) -> Response:
         context = request.headers.get("x-amz-client-context", "")
         if len(context) > MAX_CLIENT_CONTEXT:
@@ -112,7 +112,7 @@ class LambdaApi:
             headers = {"x-amz-function-error": "Unhandled"} | identified()
             return JSONResponse(dict(error.report), 200, headers)
 
-    async def _later(self, pool: Pool, event: Any) -> None:
+    async def _later(self, pool: EnvironmentPool, event: Any) -> None:
         for _ in range(ASYNCHRONOUS_TRIES):
             with suppress(InvocationFailed):
                 await pool.invoke(event)
@@ -145,13 +145,17 @@ def refused(
 
 
 def make_pools(
-    file: Path, logs: Path, tools: Tools, http: httpx.AsyncClient, variables: Mapping[str, str]
-) -> dict[str, Pool]:
+    file: Path,
+    logs: Path,
+    tools: EmulatorPrograms,
+    http: httpx.AsyncClient,
+    variables: Mapping[str, str],
+) -> dict[str, EnvironmentPool]:
     """Return a pool for each function of a file, with its environments and reserved concurrency."""
     declared: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))
     pools = {}
     for name, declaration in declared.items():
-        function = Function(
+        function = TemplateFunction(
             name=name,
             handler=declaration["handler"],
             zip=file,
@@ -165,7 +169,7 @@ def make_pools(
         )
         count, code = int(declaration.get("environments", 2)), file.parent.resolve()
         made = environments(function, count, code, tools, variables, logs)
-        pools[name] = Pool(made, http, Account(int(declaration.get("reserved", 1_000))))
+        pools[name] = EnvironmentPool(made, http, Account(int(declaration.get("reserved", 1_000))))
     return pools
 
 
@@ -173,7 +177,7 @@ def make_pools(
 async def functions_at(
     file: Path,
     directory: Path,
-    tools: Tools,
+    tools: EmulatorPrograms,
     *,
     port: int | None = None,
     more: Mapping[str, str] | None = None,
@@ -201,13 +205,13 @@ def main() -> int:
     # handle SIGTERM like Ctrl-C, so the child processes are ended
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        asyncio.run(_serve(arguments.file, arguments.port, Tools.find()))
+        asyncio.run(_serve(arguments.file, arguments.port, EmulatorPrograms.find()))
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-async def _serve(file: Path, port: int | None, tools: Tools) -> None:
+async def _serve(file: Path, port: int | None, tools: EmulatorPrograms) -> None:
     with tempfile.TemporaryDirectory() as directory:
         own = {name: value for name, value in os.environ.items() if name.startswith("EXAMPLE_")}
         async with functions_at(file, Path(directory), tools, port=port, more=own) as (url, api):

@@ -31,9 +31,9 @@ from roundgate_aws.stack.events import (
     as_text,
     matches,
 )
-from roundgate_aws.stack.functions import PayloadTooLarge, Pool, Throttled
+from roundgate_aws.stack.functions import EnvironmentPool, PayloadTooLarge, Throttled
 from roundgate_aws.stack.runtime_api import InvocationFailed, parted
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 
 STATUSES: Final[Mapping[str, int]] = {
     "UNAUTHORIZED": 401,
@@ -50,7 +50,7 @@ is MISSING_AUTHENTICATION_TOKEN."""
 
 
 @dataclass(frozen=True)
-class Method:
+class RestMethod:
     """A method of the template's REST API."""
 
     verb: str
@@ -61,7 +61,7 @@ class Method:
 class RestFront:
     """A REST API: the template's methods to one function."""
 
-    def __init__(self, pool: Pool, template: Template) -> None:
+    def __init__(self, pool: EnvironmentPool, template: StackTemplate) -> None:
         self._pool = pool
         self._stage = template.properties("RestStage")["StageName"]
         self._methods = sorted(methods(template), key=_generality)
@@ -154,7 +154,7 @@ class RestFront:
         status = int(properties.get("StatusCode", status))
         return Response(text, status, headers, "application/json")
 
-    def _method(self, verb: str, path: str) -> Method | None:
+    def _method(self, verb: str, path: str) -> RestMethod | None:
         """Return the method of a request: of the most specific path, which alone counts."""
         parts = path.split("/")
         of_path = [method for method in self._methods if matches(method.path.split("/"), parts)]
@@ -162,7 +162,7 @@ class RestFront:
         is_there = of_verb and of_verb[0].path == of_path[0].path
         return of_verb[0] if is_there else None
 
-    def _event(self, request: Request, method: Method, body: bytes) -> dict[str, Any]:
+    def _event(self, request: Request, method: RestMethod, body: bytes) -> dict[str, Any]:
         url, source = request.url, request.client.host if request.client else "127.0.0.1"
         headers: dict[str, list[str]] = {"X-Forwarded-For": [source], "X-Forwarded-Proto": ["http"]}
         for name, value in request.headers.items():
@@ -203,7 +203,7 @@ class RestFront:
         }
 
 
-def methods(template: Template) -> list[Method]:
+def methods(template: StackTemplate) -> list[RestMethod]:
     """Return the methods of the template's REST API, with their paths."""
     resources = template.source["Resources"]
 
@@ -214,7 +214,7 @@ def methods(template: Template) -> list[Method]:
         return f"{path(properties['ParentId'])}/{properties['PathPart']}"
 
     return [
-        Method(
+        RestMethod(
             template.properties(name)["HttpMethod"],
             path(resources[name]["Properties"]["ResourceId"]),
             template.properties(name)["AuthorizationType"] == "CUSTOM",
@@ -223,7 +223,7 @@ def methods(template: Template) -> list[Method]:
     ]
 
 
-def _generality(method: Method) -> tuple[bool | int, ...]:
+def _generality(method: RestMethod) -> tuple[bool | int, ...]:
     """Return a key that sorts methods from the most specific path to the least."""
     path = method.path
     return path.endswith("+}"), "{" in path, -path.count("/"), method.verb == "ANY"

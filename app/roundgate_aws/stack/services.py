@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from roundgate.storage.dynamodb import create_table
 from roundgate_aws import machine
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 
 ACCOUNT: Final = "123456789012"
 REGION: Final = "eu-central-1"
@@ -36,7 +36,7 @@ START_S: Final = 60
 
 
 @dataclass(frozen=True)
-class Aws:
+class LocalAws:
     """The services, given by the variables that direct clients to them."""
 
     environment: Mapping[str, str]
@@ -56,7 +56,7 @@ class Aws:
 
 
 @contextmanager
-def services(directory: Path) -> Iterator[Aws]:
+def services(directory: Path) -> Iterator[LocalAws]:
     """Run all services until the block ends. Processes with the same `directory` share DynamoDB
     Local."""
     logging.getLogger("werkzeug").setLevel("ERROR")
@@ -66,7 +66,7 @@ def services(directory: Path) -> Iterator[Aws]:
     host, port = moto.server_address[:2]
     try:
         with dynamodb_local(directory) as url:
-            yield Aws(
+            yield LocalAws(
                 {
                     "AWS_ENDPOINT_URL": f"http://{host}:{port}",
                     "AWS_ENDPOINT_URL_DYNAMODB": url,
@@ -96,7 +96,7 @@ def moto_server() -> Any:
     return make_server("127.0.0.1", 0, app, threaded=True, request_handler=MotoRequestHandler)
 
 
-def make_resources(aws: Aws, template: Template) -> dict[str, str]:
+def make_resources(aws: LocalAws, template: StackTemplate) -> dict[str, str]:
     """Create the template's resources; return their names and addresses."""
     sqs, secrets = aws.client("sqs"), aws.client("secretsmanager")
     dead = sqs.create_queue(QueueName="dead-letters")["QueueUrl"]

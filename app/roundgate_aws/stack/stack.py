@@ -25,16 +25,16 @@ from roundgate_aws.packaging import PLACEHOLDER
 from roundgate_aws.stack.events import INTEGRATION_S, Front, Poller, Schedule
 from roundgate_aws.stack.functions import (
     Account,
+    EmulatorPrograms,
     Environment,
-    Pool,
-    Tools,
+    EnvironmentPool,
     environments,
     unpack,
 )
 from roundgate_aws.stack.lambda_api import LambdaApi, functions_at
 from roundgate_aws.stack.rest_api import RestFront
-from roundgate_aws.stack.services import ACCOUNT, REGION, Aws, make_resources, services
-from roundgate_aws.template import Template
+from roundgate_aws.stack.services import ACCOUNT, REGION, LocalAws, make_resources, services
+from roundgate_aws.template import StackTemplate
 
 EXECUTIONS: Final = 10
 """The concurrency limit of a new account."""
@@ -58,35 +58,37 @@ _TIMES: Final = Times()
 class Deployment:
     """The parts from which pools of the template's functions are made."""
 
-    template: Template
+    template: StackTemplate
     zips: Path
-    tools: Tools
+    tools: EmulatorPrograms
     variables: Mapping[str, str]
     directory: Path
     http: httpx.AsyncClient
     times: Times
     account: Account
 
-    def gateways(self, count: int, name: str = "GatewayFunction", **changes: str) -> Pool:
+    def gateways(
+        self, count: int, name: str = "GatewayFunction", **changes: str
+    ) -> EnvironmentPool:
         """Return a pool of the gateway function, optionally with other variables."""
         return self._pool("GatewayFunction", count, name, changes, self.times.gateway_s)
 
-    def workers(self, count: int) -> Pool:
+    def workers(self, count: int) -> EnvironmentPool:
         """Return a pool of the worker function."""
         return self._pool("WorkerFunction", count, "WorkerFunction", {}, None)
 
     def _pool(
         self, of: str, count: int, name: str, changes: Mapping[str, str], timeout_s: int | None
-    ) -> Pool:
+    ) -> EnvironmentPool:
         deployed = self.template.function(of)
         function = replace(deployed, name=name, timeout_s=timeout_s or deployed.timeout_s)
         code, variables = self.directory / of, {**self.variables, **changes}
         if not code.exists():
             unpack(self.zips / function.zip.name, code)
         made = environments(function, count, code, self.tools, variables, self.directory)
-        return Pool(made, self.http, self.account)
+        return EnvironmentPool(made, self.http, self.account)
 
-    def api(self, pool: Pool) -> Front | RestFront:
+    def api(self, pool: EnvironmentPool) -> Front | RestFront:
         """Return the API in front of a pool of gateways."""
         if self.template.holds({"Condition": "IsRest"}):
             return RestFront(pool, self.template)
@@ -100,10 +102,10 @@ class Stack:
 
     url: str
     front: Front | RestFront
-    gateways: Pool
-    workers: Pool
+    gateways: EnvironmentPool
+    workers: EnvironmentPool
     poller: Poller
-    aws: Aws
+    aws: LocalAws
     resources: Mapping[str, str]
     deployment: Deployment
     invoked: LambdaApi | None = None
@@ -149,9 +151,9 @@ async def running(
         port = port or free
         url = f"http://127.0.0.1:{port}"
         parameters = {"PublicUrl": url, "AllowAnonymous": "true", "ApiType": api}
-        resources = make_resources(aws, Template(parameters=parameters))
+        resources = make_resources(aws, StackTemplate(parameters=parameters))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
-        template = Template(parameters=parameters, known=known)
+        template = StackTemplate(parameters=parameters, known=known)
         variables = {**aws.environment, **(more or {})}
         async with AsyncExitStack() as others:
             invoked = None
@@ -191,7 +193,11 @@ def _endpoint_path(zips: Path) -> str:
 
 
 def triggers(
-    template: Template, aws: Aws, resources: Mapping[str, str], workers: Pool, times: Times
+    template: StackTemplate,
+    aws: LocalAws,
+    resources: Mapping[str, str],
+    workers: EnvironmentPool,
+    times: Times,
 ) -> tuple[Poller, Schedule]:
     """Return the triggers that the worker's events in the template describe."""
     function = template.function("WorkerFunction")
@@ -246,12 +252,12 @@ async def build_with_functions(config: Path, functions: Path, directory: Path) -
     named = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
     logs = directory / "telling"
     logs.mkdir(parents=True, exist_ok=True)
-    async with functions_at(functions, logs, Tools.find()) as (url, _):
+    async with functions_at(functions, logs, EmulatorPrograms.find()) as (url, _):
         more = {**named, "AWS_DEFAULT_REGION": REGION, "AWS_ENDPOINT_URL_LAMBDA": url}
         return await asyncio.to_thread(build_zips, config, directory / "zips", more)
 
 
-def find_tools() -> Tools:
+def find_tools() -> EmulatorPrograms:
     """Return the programs that run functions; install them, DynamoDB Local and moto if necessary.
 
     Raises:
@@ -259,4 +265,4 @@ def find_tools() -> Tools:
     """
     machine.dynamodb()
     machine.provide_moto()
-    return Tools.find()
+    return EmulatorPrograms.find()

@@ -22,10 +22,10 @@ from roundgate_testing.cassettes.recorder import Proxy as Proxy
 from roundgate_testing.cassettes.recorder import Recorder as Recorder
 from roundgate_testing.cassettes.standin import Player as Player
 from roundgate_testing.cassettes.standin import StandIn as StandIn
+from roundgate_testing.cassettes.verify import CassetteVerifier as CassetteVerifier
 from roundgate_testing.cassettes.verify import Outcome as Outcome
-from roundgate_testing.cassettes.verify import Verifier as Verifier
 from roundgate_testing.cassettes.verify import secret_names as secret_names
 from roundgate_testing.cassettes.web import IncomingRequest as IncomingRequest
-from roundgate_testing.cassettes.web import Reply as Reply
+from roundgate_testing.cassettes.web import WebReply as WebReply
 from roundgate_testing.cassettes.web import address as address
 from roundgate_testing.cassettes.web import serving as serving

@@ -24,11 +24,11 @@ from roundgate_testing.cassettes.model import (
     MESSAGE,
     VERSION,
     Cassette,
-    Event,
+    CassetteEvent,
     Interaction,
     Json,
-    Request,
-    Response,
+    RecordedRequest,
+    RecordedResponse,
     Rule,
 )
 
@@ -117,7 +117,7 @@ _NAMES: Final = {
     *MESSAGE,
     *(
         item.name
-        for part in (Cassette, Rule, Interaction, Request, Response, Event)
+        for part in (Cassette, Rule, Interaction, RecordedRequest, RecordedResponse, CassetteEvent)
         for item in fields(part)
     ),
 }
@@ -234,7 +234,14 @@ def _entry(part: Any) -> Any:
     match part:
         case tuple():
             return [_entry(item) for item in part]
-        case Cassette() | Rule() | Interaction() | Request() | Response() | Event():
+        case (
+            Cassette()
+            | Rule()
+            | Interaction()
+            | RecordedRequest()
+            | RecordedResponse()
+            | CassetteEvent()
+        ):
             entry: Json = {}
             for item in fields(part):
                 value = getattr(part, item.name)

@@ -83,7 +83,7 @@ _INSIDE: Final = re.compile(r"([A-Za-z][\w-]*)(?::([\w.-]+))?\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ValueSlot:
     """A placeholder. `key` is the text after the colon; `None` if values of the kind are not
     distinguished."""
 
@@ -100,10 +100,10 @@ def escape(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def parse(text: str) -> tuple[str | Slot, ...]:
+def parse(text: str) -> tuple[str | ValueSlot, ...]:
     """Parse a text of a cassette into literal texts and placeholders. Raise `ValueError` if a
     placeholder is malformed."""
-    pieces: list[str | Slot] = []
+    pieces: list[str | ValueSlot] = []
     plain, at = "", 0
     for mark in _MARK.finditer(text):
         if mark.start() < at:
@@ -119,21 +119,21 @@ def parse(text: str) -> tuple[str | Slot, ...]:
                 f"{text[mark.start() : mark.start() + 30]!r} is not a valid placeholder"
             )
         pieces += [plain] if plain else []
-        pieces.append(Slot(inside[1], inside[2]))
+        pieces.append(ValueSlot(inside[1], inside[2]))
         plain, at = "", inside.end()
     plain += text[at:]
     return (*pieces, plain) if plain else tuple(pieces)
 
 
-def only_slot(text: str) -> Slot | None:
+def only_slot(text: str) -> ValueSlot | None:
     """Return the placeholder if it is the whole text, or `None`."""
     match parse(text):
-        case [Slot() as slot]:
+        case [ValueSlot() as slot]:
             return slot
     return None
 
 
-def fill(recorded: Any, value_of: Callable[[Slot], Any]) -> Any:
+def fill(recorded: Any, value_of: Callable[[ValueSlot], Any]) -> Any:
     """Return a recorded value with its placeholders replaced. A placeholder that is a whole text
     may have a value of any type.
 
@@ -146,7 +146,7 @@ def fill(recorded: Any, value_of: Callable[[Slot], Any]) -> Any:
                 return value_of(slot)
             pieces = parse(recorded)
             return "".join(
-                str(value_of(piece)) if isinstance(piece, Slot) else piece for piece in pieces
+                str(value_of(piece)) if isinstance(piece, ValueSlot) else piece for piece in pieces
             )
         case Mapping():
             return {key: fill(item, value_of) for key, item in recorded.items()}
@@ -155,11 +155,11 @@ def fill(recorded: Any, value_of: Callable[[Slot], Any]) -> Any:
     return recorded
 
 
-def slots(recorded: Any) -> Iterator[Slot]:
+def slots(recorded: Any) -> Iterator[ValueSlot]:
     """Yield each placeholder in a recorded value."""
     match recorded:
         case str():
-            yield from (piece for piece in parse(recorded) if isinstance(piece, Slot))
+            yield from (piece for piece in parse(recorded) if isinstance(piece, ValueSlot))
         case Mapping():
             for item in recorded.values():
                 yield from slots(item)
@@ -171,10 +171,10 @@ def slots(recorded: Any) -> Iterator[Slot]:
 class Bindings:
     """The values of a cassette's placeholders in one conversation."""
 
-    def __init__(self, values: Mapping[Slot, Any] | None = None) -> None:
-        self.values: dict[Slot, Any] = dict(values or {})
+    def __init__(self, values: Mapping[ValueSlot, Any] | None = None) -> None:
+        self.values: dict[ValueSlot, Any] = dict(values or {})
 
-    def learn(self, slot: Slot, value: Any) -> str | None:
+    def learn(self, slot: ValueSlot, value: Any) -> str | None:
         """Bind a placeholder to a value. If the placeholder has another value, or another
         placeholder of its kind has this value, return a description of the expected value,
         otherwise `None`."""
@@ -189,10 +189,10 @@ class Bindings:
         self.values[slot] = value
         return None
 
-    def shown(self, pieces: Sequence[str | Slot]) -> str:
+    def shown(self, pieces: Sequence[str | ValueSlot]) -> str:
         """Return a text with the known values of its placeholders."""
         return "".join(
-            str(self.values.get(piece, piece)) if isinstance(piece, Slot) else piece
+            str(self.values.get(piece, piece)) if isinstance(piece, ValueSlot) else piece
             for piece in pieces
         )
 
@@ -269,22 +269,22 @@ def _compare_text(recorded: str, now: Any, bindings: Bindings, path: Path) -> It
 
 
 def _split(
-    pieces: Sequence[str | Slot], text: str, bindings: Bindings
-) -> list[tuple[Slot, str]] | None:
+    pieces: Sequence[str | ValueSlot], text: str, bindings: Bindings
+) -> list[tuple[ValueSlot, str]] | None:
     """Return the value of each placeholder in a text, or `None` if the literal parts differ.
 
     In one pass, each placeholder matches as few characters as possible, but at least one.
     """
     known = [
         str(bindings.values[piece])
-        if isinstance(piece, Slot) and piece in bindings.values
+        if isinstance(piece, ValueSlot) and piece in bindings.values
         else piece
         for piece in pieces
     ]
-    values: list[tuple[Slot, str]] = []
+    values: list[tuple[ValueSlot, str]] = []
     at, waiting = 0, None
     for index, piece in enumerate(known):
-        if isinstance(piece, Slot):
+        if isinstance(piece, ValueSlot):
             if waiting is not None:
                 values.append((waiting, text[at : at + 1]))
                 at += 1

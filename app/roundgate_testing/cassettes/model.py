@@ -112,7 +112,7 @@ RULES: Final = (
 
 
 @dataclass(frozen=True, slots=True, config=_WITH_MESSAGE)
-class Request:
+class RecordedRequest:
     """A request of the client: a POST with a message or a batch, a GET for a stream, or a DELETE of
     a session. Headers that follow from the message and the session are omitted."""
 
@@ -129,7 +129,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, config=_WITH_MESSAGE)
-class Event:
+class CassetteEvent:
     """An event of a stream."""
 
     after: _After = None
@@ -141,7 +141,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, config=_WITH_MESSAGE)
-class Response:
+class RecordedResponse:
     """A response: a message, a stream of events, or text."""
 
     status: Annotated[StrictInt, Field(ge=200, le=599)] = 200
@@ -149,7 +149,7 @@ class Response:
     after: _After = None
     message: _Message = None
     text: _Text = None
-    events: tuple[Event, ...] | None = None
+    events: tuple[CassetteEvent, ...] | None = None
     end: Annotated[
         Literal["server", "client", "cut"],
         Field(description="The side that ended the response, or cut."),
@@ -158,19 +158,21 @@ class Response:
     _gather = model_validator(mode="before")(_gathered)
 
     @property
-    def pieces(self) -> Sequence[Event]:
+    def pieces(self) -> Sequence[CassetteEvent]:
         """The events of a stream, or the message of another response as the only event."""
         if self.events is not None:
             return self.events
-        return () if self.message is None else (Event(message=self.message, after=self.after),)
+        return (
+            () if self.message is None else (CassetteEvent(message=self.message, after=self.after),)
+        )
 
 
 @dataclass(frozen=True, slots=True, config=_FORBID)
 class Interaction:
     """A request and its response, if one arrived."""
 
-    request: Request
-    response: Response | None = None
+    request: RecordedRequest
+    response: RecordedResponse | None = None
 
     @property
     def title(self) -> str:

@@ -21,12 +21,12 @@ from roundgate_testing.cassettes.model import (
     MESSAGE,
     META,
     Cassette,
+    CassetteEvent,
     Course,
-    Event,
     Interaction,
     Json,
-    Request,
-    Response,
+    RecordedRequest,
+    RecordedResponse,
     Rule,
     read_envelope,
     read_method,
@@ -35,11 +35,11 @@ from roundgate_testing.cassettes.model import (
     without_envelope,
 )
 from roundgate_testing.cassettes.recording import (
-    Exchange,
+    ConversationSecrets,
     Hidden,
     RecordedEvent,
+    RecordedExchange,
     Recording,
-    Secrets,
 )
 
 # the statuses of failed attempts; None means that there was no response
@@ -194,7 +194,7 @@ def make_cassette(
 ) -> Cassette:
     """Return the cassette of the exchanges recorded so far. `redact` has the paths of secret
     values."""
-    secrets = Secrets(recording, redact)
+    secrets = ConversationSecrets(recording, redact)
     namer = Namer(rules, dict(_server_names(recording)), secrets.elsewhere())
     exchanges = _without_chance(recording.exchanges)
     writer = _Writer(secrets, namer, exchanges)
@@ -215,7 +215,7 @@ def _server_names(recording: Recording) -> Iterator[tuple[str, str]]:
             yield authority, "${host}"
 
 
-def _without_chance(exchanges: Sequence[Exchange]) -> list[Exchange]:
+def _without_chance(exchanges: Sequence[RecordedExchange]) -> list[RecordedExchange]:
     """Return the exchanges without repeated attempts and without polls that changed nothing."""
     later: list[Any] = []
     superseded: set[int] = set()
@@ -235,7 +235,7 @@ def _without_chance(exchanges: Sequence[Exchange]) -> list[Exchange]:
     ]
 
 
-def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
+def _has_news(exchange: RecordedExchange, states: dict[str, Any]) -> bool:
     """Return False for a poll of a working or unchanged task, and for a further GET stream without
     events. `states` holds the last state of each task, and is updated."""
     if exchange.http == "GET":
@@ -258,7 +258,9 @@ def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
 class _Writer:
     """The conversion of a conversation's exchanges into interactions, in order."""
 
-    def __init__(self, secrets: Secrets, namer: Namer, exchanges: Sequence[Exchange]) -> None:
+    def __init__(
+        self, secrets: ConversationSecrets, namer: Namer, exchanges: Sequence[RecordedExchange]
+    ) -> None:
         self._secrets = secrets
         self._namer = namer
         self._exchanges = exchanges
@@ -270,7 +272,7 @@ class _Writer:
         )
         self.client: Json = namer.value(secrets.hidden(self._envelope), is_sent=True)
 
-    def interaction(self, exchange: Exchange) -> Interaction:
+    def interaction(self, exchange: RecordedExchange) -> Interaction:
         self._course.begin(exchange.message)
         request = self._request(exchange)
         response = None if exchange.status is None else self._response(exchange, exchange.status)
@@ -283,12 +285,12 @@ class _Writer:
         self._course.end(exchange.message, answer, exchange.response_headers)
         return Interaction(request, response)
 
-    def _request(self, exchange: Exchange) -> Request:
+    def _request(self, exchange: RecordedExchange) -> RecordedRequest:
         message, has_own = exchange.message, False
         if isinstance(message, dict):
             message, has_own = self._without_envelope(message)
         usual = self._course.headers(exchange.message)
-        return Request(
+        return RecordedRequest(
             http=exchange.http,  # type: ignore[arg-type]  # validated
             headers={
                 name: self._namer.header(name, value, is_sent=True)
@@ -326,10 +328,10 @@ class _Writer:
             message = {"jsonrpc": None, **message}
         return self._namer.value(message, is_sent=is_sent)
 
-    def _response(self, exchange: Exchange, status: int) -> Response:
+    def _response(self, exchange: RecordedExchange, status: int) -> RecordedResponse:
         events = exchange.events
         message, text = exchange.decoded_body() if events is None else (None, None)
-        return Response(
+        return RecordedResponse(
             status=status,
             headers={
                 name: self._namer.header(name, value, is_sent=False)
@@ -344,22 +346,22 @@ class _Writer:
             end=_end(exchange),  # type: ignore[arg-type]  # validated
         )
 
-    def _event(self, event: RecordedEvent, exchange: Exchange) -> Event:
+    def _event(self, event: RecordedEvent, exchange: RecordedExchange) -> CassetteEvent:
         message = None if event.message is None else self._received(event.message, exchange)
         event_id = event.event_id
         if event_id:
             event_id = self._namer.header("last-event-id", event_id, is_sent=False)
         after = self._after(exchange, event.after)
-        return Event(after, event_id, event.retry_ms, message)
+        return CassetteEvent(after, event_id, event.retry_ms, message)
 
-    def _received(self, message: Any, exchange: Exchange) -> Any:
+    def _received(self, message: Any, exchange: RecordedExchange) -> Any:
         message = self._secrets.hidden(message)
         if not isinstance(message, dict) or not _is_plain(message):
             return self._whole(message, is_sent=False)
         entry = self._id_of_received(message, exchange) if "id" in message else {}
         return entry | self._namer.value(without(message, "jsonrpc", "id"), is_sent=False)
 
-    def _id_of_received(self, message: Json, exchange: Exchange) -> Json:
+    def _id_of_received(self, message: Json, exchange: RecordedExchange) -> Json:
         value = message["id"]
         if "method" in message:
             return {"id": self._namer.name("request", _key(value))}
@@ -368,7 +370,7 @@ class _Writer:
         name = self._namer.known("id", _key(value))
         return {"id": name or self._namer.value(value, is_sent=True)}
 
-    def _after(self, exchange: Exchange, number: int) -> int | None:
+    def _after(self, exchange: RecordedExchange, number: int) -> int | None:
         """Return the last interaction that had to begin before a message of an exchange, or `None`.
 
         Only an answer or a cancellation had to begin first, except that on a GET or
@@ -384,7 +386,7 @@ class _Writer:
         return between[-1] if between else None
 
 
-def _end(exchange: Exchange) -> str:
+def _end(exchange: RecordedExchange) -> str:
     for message in exchange.responses():
         is_response = isinstance(message, dict) and "method" not in message
         if is_response and message.get("id") == exchange.own_id:
@@ -409,7 +411,7 @@ def _key(value: Any) -> Any:
     return value if isinstance(value, (str, int)) and not isinstance(value, bool) else repr(value)
 
 
-def _mentions(exchange: Exchange) -> Iterator[Any]:
+def _mentions(exchange: RecordedExchange) -> Iterator[Any]:
     """Yield the request ids that messages of an exchange mention, except the id in the response to
     the exchange's own request."""
     for message in (exchange.message, *exchange.responses()):

@@ -12,8 +12,8 @@ from roundgate.errors import ClientError, ConnectionLost, UsageError
 from roundgate_testing.cassettes.files import write
 from roundgate_testing.cassettes.model import RULES, Cassette, Rule
 from roundgate_testing.cassettes.normalize import make_cassette
-from roundgate_testing.cassettes.recording import Exchange, Recording, decoded
-from roundgate_testing.cassettes.web import IncomingRequest, Reply, refusal
+from roundgate_testing.cassettes.recording import RecordedExchange, Recording, decoded
+from roundgate_testing.cassettes.web import IncomingRequest, WebReply, refusal
 
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -123,7 +123,9 @@ def _redirect_target(url: Url, location: str) -> Url | None:
 class _Recorded:
     """A response whose body is recorded as the client reads it."""
 
-    def __init__(self, recording: Recording, exchange: Exchange, response: HttpResponse) -> None:
+    def __init__(
+        self, recording: Recording, exchange: RecordedExchange, response: HttpResponse
+    ) -> None:
         self._recording = recording
         self._exchange = exchange
         self._response = response
@@ -174,7 +176,7 @@ class Proxy:
         """Record the origin of the proxy as `${server}`, like the server's origin."""
         self._recorder.recording.origins.append(origin)
 
-    async def answer(self, request: IncomingRequest) -> Reply | None:
+    async def answer(self, request: IncomingRequest) -> WebReply | None:
         """Return the server's response, or a 502 if the server cannot be reached or redirects to
         another origin. Return `None` if the connection was lost after sending."""
         url = Url(self._url.scheme, self._url.host, self._url.port, request.target)
@@ -191,13 +193,13 @@ class Proxy:
         await response.close()
         target = _redirect_target(self._url, response.headers.get("location", ""))
         if target is not None:
-            return Reply(response.status, {"location": target.target})
+            return WebReply(response.status, {"location": target.target})
         return _bad_gateway(
             request, "The server redirects to another host, which is not followed: record that host"
         )
 
 
-def _bad_gateway(request: IncomingRequest, text: str) -> Reply:
+def _bad_gateway(request: IncomingRequest, text: str) -> WebReply:
     """Return a 502 with a JSON-RPC error for the id of the request, so that clients show the
     text."""
     message, _ = decoded(request.body)
@@ -208,8 +210,8 @@ def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in _HOP_BY_HOP}
 
 
-async def _reply(response: HttpResponse) -> Reply:
-    reply = Reply(response.status, _end_to_end(response.headers))
+async def _reply(response: HttpResponse) -> WebReply:
+    reply = WebReply(response.status, _end_to_end(response.headers))
     if response.status in (204, 304) or response.headers.get("content-length") == "0":
         async for _ in response.chunks():
             pass
@@ -219,7 +221,7 @@ async def _reply(response: HttpResponse) -> Reply:
     return reply
 
 
-async def _passed_on(response: HttpResponse, reply: Reply) -> AsyncGenerator[bytes, None]:
+async def _passed_on(response: HttpResponse, reply: WebReply) -> AsyncGenerator[bytes, None]:
     try:
         async for data in response.chunks():
             yield data

@@ -42,7 +42,7 @@ class RecordedEvent:
 
 
 @dataclass(slots=True)
-class Exchange:
+class RecordedExchange:
     """A request, and its response so far. `after` exchanges had begun when the exchange ended."""
 
     number: int
@@ -82,7 +82,7 @@ class Recording:
     `MAX_RECORDED_BYTES` bytes or `MAX_EXCHANGES` exchanges."""
 
     def __init__(self) -> None:
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[RecordedExchange] = []
         self.secrets: dict[str, str] = {}
         """The secret values, each with its name in the cassette."""
         self.origins: list[str] = []
@@ -96,7 +96,9 @@ class Recording:
         """Whether the conversation was too long to record completely."""
         return self._size > MAX_RECORDED_BYTES or self._count > MAX_EXCHANGES
 
-    def begin(self, http: str, headers: Sequence[tuple[str, str]], body: bytes | None) -> Exchange:
+    def begin(
+        self, http: str, headers: Sequence[tuple[str, str]], body: bytes | None
+    ) -> RecordedExchange:
         """Record a request, and return its exchange."""
         lower = {name.lower(): value for name, value in headers}
         self._note_secrets(lower)
@@ -105,7 +107,7 @@ class Recording:
             for name, value in lower.items()
             if name in _KEPT or name.startswith("mcp-param-")
         }
-        exchange = Exchange(len(self.exchanges) + 1, http, fields)
+        exchange = RecordedExchange(len(self.exchanges) + 1, http, fields)
         self._count += 1
         if body is not None:
             self._size += len(body)
@@ -114,7 +116,7 @@ class Recording:
             self.exchanges.append(exchange)
         return exchange
 
-    def head(self, exchange: Exchange, status: int, headers: Mapping[str, str]) -> None:
+    def head(self, exchange: RecordedExchange, status: int, headers: Mapping[str, str]) -> None:
         """Record the status and the headers of a response."""
         exchange.status = status
         exchange.response_headers = {
@@ -126,7 +128,7 @@ class Recording:
         if media_type == "text/event-stream":
             exchange.events, exchange.reader = [], EventReader(MAX_RECORDED_BYTES)
 
-    def arrived(self, exchange: Exchange, data: bytes) -> None:
+    def arrived(self, exchange: RecordedExchange, data: bytes) -> None:
         """Record a chunk of the body of a response."""
         self._size += len(data)
         if self.is_over_limit:
@@ -146,7 +148,7 @@ class Recording:
             after = len(self.exchanges)
             exchange.events.append(RecordedEvent(content, event_id, event.retry_ms, after))
 
-    def end(self, exchange: Exchange, by: str) -> None:
+    def end(self, exchange: RecordedExchange, by: str) -> None:
         """Record the side that ended an exchange: "server", "client" (it hung up), or "cut"
         (connection lost). Only the first call has an effect."""
         if exchange.end is None:
@@ -190,7 +192,7 @@ class Hidden(str):
     __slots__ = ()
 
 
-class Secrets:
+class ConversationSecrets:
     """The secrets of a whole conversation, found by schemas and paths."""
 
     def __init__(self, recording: Recording, paths: Sequence[str]) -> None:

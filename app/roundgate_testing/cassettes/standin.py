@@ -25,17 +25,17 @@ from roundgate_testing.cassettes.files import read
 from roundgate_testing.cassettes.matching import (
     Bindings,
     Difference,
-    Slot,
     UnboundPlaceholder,
+    ValueSlot,
     compare,
     fill,
     slots,
 )
 from roundgate_testing.cassettes.model import (
     Cassette,
-    Event,
+    CassetteEvent,
     Interaction,
-    Response,
+    RecordedResponse,
     params_of,
     read_method,
     read_subject,
@@ -43,7 +43,7 @@ from roundgate_testing.cassettes.model import (
     without,
     without_envelope,
 )
-from roundgate_testing.cassettes.web import Reply, refusal
+from roundgate_testing.cassettes.web import WebReply, refusal
 
 _INVALID: Final = -32602
 _NOT_FOUND: Final = -32601
@@ -83,12 +83,12 @@ class StandIn:
         self._ignore = cassette.ignore
         self._clock = Clock()
         self._bindings = Bindings(
-            {Slot("server"): origin, Slot("host"): origin.partition("://")[2]}
+            {ValueSlot("server"): origin, ValueSlot("host"): origin.partition("://")[2]}
         )
         self._played = [_Played() for _ in self._all]
         self._methods = {read_method(interaction.request.message) for interaction in self._all}
 
-    async def answer(self, http: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
+    async def answer(self, http: str, headers: Mapping[str, str], body: bytes) -> WebReply | None:
         """Return the reply to a request, or `None` if the response was lost."""
         try:
             message = decode(body) if http == "POST" else None
@@ -170,16 +170,16 @@ class StandIn:
         self._played[index].is_used = True
         self._played[index].begun.set()
 
-    def _never_recorded(self, http: str, message: Any) -> Reply:
+    def _never_recorded(self, http: str, message: Any) -> WebReply:
         if http != "POST":
-            return Reply(405 if http == "GET" else 200, {})
+            return WebReply(405 if http == "GET" else 200, {})
         request_id = message.get("id") if isinstance(message, dict) else None
         method = read_method(message)
         text = f"This request was not recorded: {_title(message)}{self._nearest(message)}"
         if method is None:
             self._fail_waiting(text)
         elif method.startswith("notifications/"):
-            return Reply(202, {})
+            return WebReply(202, {})
         elif method not in self._methods:
             return refusal(request_id, _NOT_FOUND, f"Method not found: no {method} was recorded")
         return refusal(request_id, _INVALID, text, 200 if method else 400)
@@ -220,7 +220,7 @@ class StandIn:
 
     # -- the reply ---------------------------------------------------------------------------------
 
-    def _created_task(self, message: Any) -> Reply | None:
+    def _created_task(self, message: Any) -> WebReply | None:
         """Return the state of the polled task at its creation. Return `None` if the request is not
         a poll, or if no played response created the task."""
         if read_method(message) != "tasks/get":
@@ -236,10 +236,10 @@ class StandIn:
                 if state.get("taskId") == read_subject(message):
                     answer = {"result": {**state, "resultType": "complete"}}
                     body = encode(wire(answer, message.get("id")))
-                    return Reply(200, {"content-type": "application/json"}, body)
+                    return WebReply(200, {"content-type": "application/json"}, body)
         return None
 
-    def _resolve_slot(self, slot: Slot) -> Any:
+    def _resolve_slot(self, slot: ValueSlot) -> Any:
         """Return the value of a placeholder: bound by the client, or generated once.
 
         Raises:
@@ -256,21 +256,21 @@ class StandIn:
             values[slot] = _made_up(slot)
         return values[slot]
 
-    def _value_or_own(self, slot: Slot) -> Any:
+    def _value_or_own(self, slot: ValueSlot) -> Any:
         """Return the value of a placeholder; generate it even if only the client determines it."""
         try:
             return self._resolve_slot(slot)
         except UnboundPlaceholder:
             return _made_up(slot)
 
-    async def _reply(self, response: Response, message: Any) -> Reply:
+    async def _reply(self, response: RecordedResponse, message: Any) -> WebReply:
         headers = {name: str(self._filled(text)) for name, text in response.headers.items()}
         request_id = message.get("id") if isinstance(message, dict) else None
         is_cut = response.end == "cut"
         if response.events is not None:
             stream = self._stream(response, request_id, dict(self._bindings.values))
             headers |= {"content-type": "text/event-stream", "cache-control": "no-store"}
-            return Reply(response.status, headers, b"", stream, is_cut)
+            return WebReply(response.status, headers, b"", stream, is_cut)
         if (failure := await self._failure_before(response.after)) is not None:
             return refusal(request_id, _INVALID, failure)
         if response.message is None:
@@ -279,7 +279,7 @@ class StandIn:
         else:
             body = encode(wire(fill(response.message, self._value_or_own), request_id))
             headers["content-type"] = "application/json"
-        return Reply(response.status, headers, body, None, is_cut)
+        return WebReply(response.status, headers, body, None, is_cut)
 
     async def _failure_before(self, after: int | None) -> str | None:
         """Wait until a later interaction begins. Return the reason for the call's failure, or
@@ -291,7 +291,7 @@ class StandIn:
         return played.failure
 
     async def _stream(
-        self, response: Response, request_id: Any, values: Mapping[Slot, Any]
+        self, response: RecordedResponse, request_id: Any, values: Mapping[ValueSlot, Any]
     ) -> AsyncGenerator[bytes, None]:
         own = {slot: value for slot, value in values.items() if slot.kind in _OF_CLIENTS}
         for event in response.events or ():
@@ -305,7 +305,7 @@ class StandIn:
         if response.end == "client":
             await asyncio.Event().wait()  # until the client hangs up
 
-    def _event(self, event: Event, request_id: Any) -> bytes:
+    def _event(self, event: CassetteEvent, request_id: Any) -> bytes:
         message = wire(fill(event.message, self._resolve_slot), request_id)
         event_id = None if event.event_id is None else str(self._filled(event.event_id))
         return _event_bytes(message, event_id, event.retry_ms)
@@ -337,7 +337,7 @@ def _event_bytes(message: Any, event_id: str | None = None, retry_ms: int | None
     return b"\n".join(lines) + b"\n\n"
 
 
-def _made_up(slot: Slot) -> str:
+def _made_up(slot: ValueSlot) -> str:
     if slot.kind == "uuid":
         return f"00000000-0000-4000-8000-{int(slot.key or 0):012d}"
     return f"{slot.kind}-{slot.key}"
@@ -417,7 +417,7 @@ class Player:
 class PlayedResponse:
     """A response from a cassette."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: WebReply) -> None:
         self._reply = reply
         self.status = reply.status
         self.headers = reply.headers

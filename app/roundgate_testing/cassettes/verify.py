@@ -35,8 +35,8 @@ from roundgate.json import encode
 from roundgate_testing.cassettes.matching import (
     Bindings,
     Difference,
-    Slot,
     UnboundPlaceholder,
+    ValueSlot,
     compare,
     fill,
     shown,
@@ -44,11 +44,11 @@ from roundgate_testing.cassettes.matching import (
 )
 from roundgate_testing.cassettes.model import (
     Cassette,
+    CassetteEvent,
     Course,
-    Event,
     Interaction,
     Json,
-    Response,
+    RecordedResponse,
     params_of,
     read_method,
     result_of,
@@ -127,7 +127,7 @@ class _Live:
         return without(message, "jsonrpc", "id") if is_own else without(message, "jsonrpc")
 
 
-class Verifier:
+class CassetteVerifier:
     """A replay of a cassette against one server, or against its replicas in turn."""
 
     def __init__(
@@ -150,7 +150,9 @@ class Verifier:
         self._environment = os.environ if environment is None else environment
         self._timeout_s = timeout_s
         first = self._urls[0]
-        self._bindings = Bindings({Slot("server"): first.root, Slot("host"): first.authority})
+        self._bindings = Bindings(
+            {ValueSlot("server"): first.root, ValueSlot("host"): first.authority}
+        )
         self._course = Course()
         self._ids = count(1)
         self._live: list[_Live] = []
@@ -222,7 +224,7 @@ class Verifier:
             return message
         return with_envelope(message, fill(self._cassette.client, self._resolve_slot))
 
-    def _resolve_slot(self, slot: Slot) -> Any:
+    def _resolve_slot(self, slot: ValueSlot) -> Any:
         values = self._bindings.values
         if slot.kind == "secret":
             return _secret(slot, self._environment)
@@ -330,15 +332,17 @@ class Verifier:
         if live.received:
             self._course.end(live.recorded.request.message, live.received[-1][0], live.headers)
 
-    def _compare_head(self, live: _Live, response: Response) -> Iterator[Difference]:
+    def _compare_head(self, live: _Live, response: RecordedResponse) -> Iterator[Difference]:
         if live.status != response.status:
             yield Difference("HTTP status", str(response.status), str(live.status))
         for name, value in response.headers.items():
             now = live.headers.get(name)
             yield from compare(value, now, self._bindings, ("headers", name), self._ignore)
 
-    def _compare_piece(self, live: _Live, response: Response, index: int) -> Iterator[Difference]:
-        piece: Event = response.pieces[index]
+    def _compare_piece(
+        self, live: _Live, response: RecordedResponse, index: int
+    ) -> Iterator[Difference]:
+        piece: CassetteEvent = response.pieces[index]
         message, event_id = live.received[index]
         path = () if response.events is None else ("events", index)
         if piece.event_id is not None:
@@ -373,7 +377,7 @@ class Verifier:
             live.differences += compare(response.text, live.text, self._bindings, ("text",))
 
 
-def _secret(slot: Slot, environment: Mapping[str, str]) -> str:
+def _secret(slot: ValueSlot, environment: Mapping[str, str]) -> str:
     value = environment.get(slot.key or "")
     if not value:
         raise UsageError(

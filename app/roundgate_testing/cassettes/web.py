@@ -41,7 +41,7 @@ class IncomingRequest:
 
 
 @dataclass(slots=True)
-class Reply:
+class WebReply:
     """An HTTP response. `None` in place of a reply closes the connection."""
 
     status: int
@@ -53,14 +53,14 @@ class Reply:
     """Whether the response breaks off before its end."""
 
 
-def refusal(request_id: Any, code: int, message: str, status: int = 200) -> Reply:
+def refusal(request_id: Any, code: int, message: str, status: int = 200) -> WebReply:
     """Return a reply with a JSON-RPC error."""
     error = {"code": code, "message": message}
     body = encode({"jsonrpc": "2.0", "id": request_id, "error": error})
-    return Reply(status, {"content-type": "application/json"}, body)
+    return WebReply(status, {"content-type": "application/json"}, body)
 
 
-Answerer = Callable[[IncomingRequest], Awaitable[Reply | None]]
+Answerer = Callable[[IncomingRequest], Awaitable[WebReply | None]]
 
 
 def address(text: str) -> tuple[str, int]:
@@ -101,7 +101,7 @@ class _App:
             request = await self._request(scope, receive)
         except RequestRefused as error:
             await _send(
-                Reply(error.status, {"content-type": "text/plain"}, f"{error}\n".encode()), send
+                WebReply(error.status, {"content-type": "text/plain"}, f"{error}\n".encode()), send
             )
             return
         answering = asyncio.ensure_future(self._respond(request, send))
@@ -143,7 +143,7 @@ class _App:
 
     async def _respond(self, request: IncomingRequest, send: Any) -> None:
         reply = await self._answer(request)
-        await _send(Reply(200, {}, is_cut=True) if reply is None else reply, send)
+        await _send(WebReply(200, {}, is_cut=True) if reply is None else reply, send)
 
 
 def _host_in(url: str) -> str | None:
@@ -153,7 +153,7 @@ def _host_in(url: str) -> str | None:
         return None
 
 
-async def _send(reply: Reply, send: Any) -> None:
+async def _send(reply: WebReply, send: Any) -> None:
     """Send a reply. The server closes the connection of a response that is not completed."""
     headers = {name.lower(): value for name, value in reply.headers.items()}
     if reply.stream is None and not reply.is_cut:

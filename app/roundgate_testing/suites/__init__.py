@@ -8,7 +8,7 @@ command `roundgate test`.
 from __future__ import annotations
 
 from roundgate.settings.redacting import Secrets as Secrets
-from roundgate_testing.suites.expecting import Difference as Difference
+from roundgate_testing.suites.expecting import Mismatch as Mismatch
 from roundgate_testing.suites.expecting import Snapshots as Snapshots
 from roundgate_testing.suites.loading import SuiteFile as SuiteFile
 from roundgate_testing.suites.loading import load as load
@@ -20,7 +20,7 @@ from roundgate_testing.suites.results import SuiteResult as SuiteResult
 from roundgate_testing.suites.results import Verdict as Verdict
 from roundgate_testing.suites.results import failure_lines as failure_lines
 from roundgate_testing.suites.results import junit as junit
-from roundgate_testing.suites.running import Run as Run
-from roundgate_testing.suites.targets import Target as Target
+from roundgate_testing.suites.running import SuiteRun as SuiteRun
+from roundgate_testing.suites.targets import SuiteTarget as SuiteTarget
 from roundgate_testing.suites.targets import started as started
 from roundgate_testing.suites.variables import Variables as Variables

@@ -26,15 +26,15 @@ MAX_SHOWN: Final = 2_000
 MAX_DIFFERENCES: Final = 20
 _NOTHING: Final = "(nothing)"
 
-Differences: TypeAlias = Iterator["Difference"]
+Differences: TypeAlias = Iterator["Mismatch"]
 Fill: TypeAlias = Callable[[Any], Any]
 """A function that returns a value with its `${…}` references replaced."""
-Unmet: TypeAlias = tuple[str, Sequence["Difference"]]
+Unmet: TypeAlias = tuple[str, Sequence["Mismatch"]]
 """A failed expectation: a sentence and the differences."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Mismatch:
     """One place where a value is not as expected."""
 
     path: str
@@ -75,12 +75,12 @@ on a hostile pattern or text, and suites and servers may be untrusted.
 """
 
 
-def differences(pattern: Any, value: Any, path: str) -> list[Difference]:
+def differences(pattern: Any, value: Any, path: str) -> list[Mismatch]:
     """Return the differences of a value from a pattern, at most `MAX_DIFFERENCES`."""
     return list(_bounded(_compare(pattern, value, path)))
 
 
-def exact(expected: Any, value: Any, path: str) -> list[Difference]:
+def exact(expected: Any, value: Any, path: str) -> list[Mismatch]:
     """Return the differences of two values, at most `MAX_DIFFERENCES`. `$` has no special meaning,
     and additional members of an object are differences."""
     return list(_bounded(_compare(expected, value, path, is_exact=True)))
@@ -163,13 +163,13 @@ def _compare(pattern: Any, value: Any, path: str, *, is_exact: bool = False) -> 
         for index in range(max(len(pattern), len(value))):
             at = f"{path}[{index}]"
             if index >= len(value):
-                yield Difference(at, words(pattern[index]), _NOTHING)
+                yield Mismatch(at, words(pattern[index]), _NOTHING)
             elif index >= len(pattern):
-                yield Difference(at, _NOTHING, _shown(value[index]))
+                yield Mismatch(at, _NOTHING, _shown(value[index]))
             else:
                 yield from _compare(pattern[index], value[index], at, is_exact=is_exact)
     elif not _is_equal(pattern, value):
-        yield Difference(path, words(pattern), _shown(value), _by_line(pattern, value))
+        yield Mismatch(path, words(pattern), _shown(value), _by_line(pattern, value))
 
 
 def _members(
@@ -181,11 +181,11 @@ def _members(
         if name in value:
             yield from _compare(member, value[name], at, is_exact=is_exact)
         elif is_exact or not (_is_matcher(member) and "$absent" in member):
-            yield Difference(at, _shown(member) if is_exact else described(member), _NOTHING)
+            yield Mismatch(at, _shown(member) if is_exact else described(member), _NOTHING)
     if is_exact:
         for name in value:
             if name not in pattern:
-                yield Difference(f"{path}.{name}", _NOTHING, _shown(value[name]))
+                yield Mismatch(f"{path}.{name}", _NOTHING, _shown(value[name]))
 
 
 def _match(name: str, operand: Any, value: Any, path: str) -> Differences:
@@ -206,13 +206,13 @@ def _match(name: str, operand: Any, value: Any, path: str) -> Differences:
         case _:
             fits = Schema.compile(_SCHEMAS[name](operand)).is_valid(value)
     if not fits:
-        yield Difference(path, described({name: operand}), _shown(value))
+        yield Mismatch(path, described({name: operand}), _shown(value))
 
 
 def _schema(schema: Schema, value: Any, path: str) -> Differences:
     for problem in schema.problems(value, path):
         where, _, complaint = problem.partition(": ")
-        yield Difference(where, "a value that the schema allows", complaint)
+        yield Mismatch(where, "a value that the schema allows", complaint)
 
 
 def _is_equal(expected: Any, value: Any) -> bool:
@@ -283,7 +283,7 @@ def unmet(expect: Expect, outcome: Mapping[str, Any], fill: Fill, folder: Path) 
     return (summary(differences), differences) if differences else None
 
 
-def summary(differences: Sequence[Difference]) -> str:
+def summary(differences: Sequence[Mismatch]) -> str:
     """Return one line that names the first three differing places."""
     places = list(dict.fromkeys(difference.path for difference in differences))
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
@@ -311,21 +311,21 @@ def _result(expect: Expect, outcome: Mapping[str, Any], fill: Fill) -> Differenc
             if name in outcome:
                 yield from differences(pattern, outcome[name], name)
             else:
-                yield Difference(name, described(pattern), "(nothing: the step has none)")
+                yield Mismatch(name, described(pattern), "(nothing: the step has none)")
     for expression, pattern in expect.jmespath.items():
         yield from differences(fill(pattern), search(fill(expression), outcome), expression)
     task = outcome.get("task")
     if expect.task is not None and expect.task is not (task is not None):
         words = {True: "a task", False: "no task"}
-        yield Difference("task", words[expect.task], words[task is not None])
+        yield Mismatch("task", words[expect.task], words[task is not None])
     took_s = outcome["duration_ms"] / 1_000
     if expect.within_s is not None and took_s > expect.within_s:
-        yield Difference("within_s", f"at most {expect.within_s:g} s", f"{took_s:.3f} s")
+        yield Mismatch("within_s", f"at most {expect.within_s:g} s", f"{took_s:.3f} s")
 
 
 def _tool_error(pattern: Any, outcome: Mapping[str, Any]) -> Differences:
     if not outcome.get("is_error"):
-        yield Difference("tool_error", described(pattern), _shown(outcome.get("result")))
+        yield Mismatch("tool_error", described(pattern), _shown(outcome.get("result")))
     elif pattern is not True:
         yield from differences(pattern, outcome.get("text"), "tool_error")
 
@@ -341,7 +341,7 @@ def _error(expected: ExpectedError | int, error: Mapping[str, Any], fill: Fill) 
             yield from differences(pattern, error[name], path)
         else:
             actual = f"(nothing: {error['kind']}: {error['message']})"
-            yield Difference(path, described(pattern), actual)
+            yield Mismatch(path, described(pattern), actual)
 
 
 def _questions(expect: Expect, outcome: Mapping[str, Any], fill: Fill) -> Differences:
@@ -405,7 +405,7 @@ class Snapshots:
         differences = self.compare(name, secrets.without(search(path, outcome)))
         return (summary(differences), differences) if differences else None
 
-    def compare(self, name: str, value: Any) -> list[Difference]:
+    def compare(self, name: str, value: Any) -> list[Mismatch]:
         """Return the differences of a value from the stored value. With `updates`, store the value
         instead."""
         self._used.add(name)
@@ -419,7 +419,7 @@ class Snapshots:
             return []
         if name not in self._stored:
             stored = f"a snapshot {name!r} in {self._path.name}; --update writes it"
-            return [Difference("snapshot", stored, _NOTHING)]
+            return [Mismatch("snapshot", stored, _NOTHING)]
         return differences
 
     @property

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import Origin, yaml_file
 from roundgate_testing.suites import expecting, variables
-from roundgate_testing.suites.models import ACTIONS, AnswerRule, Expect, Save, Step, Suite
+from roundgate_testing.suites.models import ACTIONS, AnswerRule, Expect, Save, Suite, SuiteStep
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 _SEE: Final = "see `roundgate docs testing`"
@@ -186,7 +186,7 @@ def _server(suite: Suite, origin: Origin) -> Iterator[Problem]:
         yield at.problem(f"has {' and '.join(ways)}", remedy)
 
 
-def _step(step: Step, at: Origin, known: set[str], started: set[str]) -> Iterator[Problem]:
+def _step(step: SuiteStep, at: Origin, known: set[str], started: set[str]) -> Iterator[Problem]:
     actions = step.actions
     if len(actions) != 1:
         complaint = f"has the actions {' and '.join(actions)}" if actions else "has no action"
@@ -273,7 +273,7 @@ def _references(value: Any, known: set[str], at: Origin) -> Iterator[Problem]:
         )
 
 
-def _fields_set(step: Step) -> set[str]:
+def _fields_set(step: SuiteStep) -> set[str]:
     """Return the names of the fields that the file sets, as spelt in the file."""
     fields = type(step).model_fields
     return {fields[name].alias or name for name in step.model_fields_set}

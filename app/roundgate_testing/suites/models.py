@@ -37,7 +37,7 @@ class SuiteModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Server(SuiteModel):
+class SuiteServer(SuiteModel):
     """The server under test: a running server (`url`), or a server that is started for the run
     (`gateway`, or `command` with `url`)."""
 
@@ -147,7 +147,7 @@ SaveGiven: TypeAlias = Annotated[
 ]
 
 
-class Step(SuiteModel):
+class SuiteStep(SuiteModel):
     """One action on the server, and its expected outcome."""
 
     call: str | None = Field(None, description="A tool to call, with its rounds and its task.")
@@ -210,20 +210,20 @@ ACTIONS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 """The actions of a step, each with the fields that it accepts."""
 
 
-class Case(Step):
+class Case(SuiteStep):
     """One test case: a list of steps, or a single step written in the case itself."""
 
     name: str = Field(min_length=1, max_length=200, description="A name, unique within the suite.")
     tags: list[str] = Field([], description="Words that --filter searches, besides the name.")
     skip: str | None = Field(None, description="The reason for skipping the case.")
-    steps: list[Step] = Field([], description="The steps, run in order until one fails.")
+    steps: list[SuiteStep] = Field([], description="The steps, run in order until one fails.")
 
 
 class Suite(SuiteModel):
     """A file of test cases."""
 
     name: str | None = Field(None, description="A name for reports; the file's name by default.")
-    server: Server | None = Field(
+    server: SuiteServer | None = Field(
         None, description="The server under test, unless --url or --serve."
     )
     variables: dict[str, Any] = Field({}, description="Variables with which each case begins.")

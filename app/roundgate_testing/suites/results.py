@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 from xml.etree import ElementTree as Xml
 
-from roundgate_testing.suites.expecting import Difference
+from roundgate_testing.suites.expecting import Mismatch
 
 
 class Verdict(StrEnum):
@@ -29,7 +29,7 @@ class Failure:
     title: str
     line: int | None
     message: str
-    differences: Sequence[Difference] = ()
+    differences: Sequence[Mismatch] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,9 @@ from roundgate.errors import (
 )
 from roundgate.json import decode
 from roundgate.settings.redacting import Secrets
-from roundgate_testing.suites.expecting import Difference, Snapshots, Unmet, differences, unmet
+from roundgate_testing.suites.expecting import Mismatch, Snapshots, Unmet, differences, unmet
 from roundgate_testing.suites.loading import SuiteFile
-from roundgate_testing.suites.models import AnswerRule, Case, Save, Step
+from roundgate_testing.suites.models import AnswerRule, Case, Save, SuiteStep
 from roundgate_testing.suites.results import CaseResult, Failure, Verdict
 from roundgate_testing.suites.variables import Variables, as_text, search
 
@@ -58,7 +58,7 @@ GivenAnswers: TypeAlias = Mapping[str, Any] | list[AnswerRule]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SuiteRun:
     """A run of one suite. `connect` makes a client of the server under test."""
 
     file: SuiteFile
@@ -123,7 +123,7 @@ class Run:
 
     async def _failure(self, case: Case, index: int) -> Failure | None:
         at: tuple[str | int, ...] = ("cases", index)
-        steps: Sequence[Step] = case.steps or [case]
+        steps: Sequence[SuiteStep] = case.steps or [case]
         number, title, line = 0, case.name, self.file.line(*at)
         try:
             variables = Variables({}, self.file.folder, self.environ, self.secrets)
@@ -147,11 +147,11 @@ class Run:
         title: str,
         line: int | None,
         message: str,
-        shown_differences: Sequence[Difference],
+        shown_differences: Sequence[Mismatch],
     ) -> Failure:
         hide = self.secrets.hidden
         hidden = [
-            Difference(
+            Mismatch(
                 hide(difference.path),
                 hide(difference.expected),
                 hide(difference.actual),
@@ -165,14 +165,14 @@ class Run:
 class _RunningCase:
     """A case while it runs: its client, its variables, and the tasks it has started."""
 
-    def __init__(self, run: Run, client: Client, variables: Variables, case: Case) -> None:
+    def __init__(self, run: SuiteRun, client: Client, variables: Variables, case: Case) -> None:
         self._run = run
         self._client = client
         self._variables = variables
         self._case = case
         self._tasks: dict[str, Task] = {}
 
-    async def step(self, step: Step, number: int) -> Unmet | None:
+    async def step(self, step: SuiteStep, number: int) -> Unmet | None:
         """Run a step and save its variables; return the failed expectation, or `None`.
 
         Raises:
@@ -212,7 +212,7 @@ class _RunningCase:
         by_key: Mapping[str, Any] = filled(dict(answers))
         return by_key
 
-    async def _outcome(self, step: Step, script: Script) -> dict[str, Any]:
+    async def _outcome(self, step: SuiteStep, script: Script) -> dict[str, Any]:
         noted = _Noted(step)
         limit_s = step.timeout_s or self._run.file.suite.timeout_s
         begun_ms = self._run.clock.monotonic_ms()
@@ -231,7 +231,7 @@ class _RunningCase:
             outcome["task"] = {"id": noted.task_id, "statuses": noted.statuses}
         return outcome
 
-    async def _act(self, step: Step, script: Script, noted: _Noted) -> dict[str, Any]:
+    async def _act(self, step: SuiteStep, script: Script, noted: _Noted) -> dict[str, Any]:
         (action,) = step.actions
         text, client = self._variables.text, self._client
         match action:
@@ -271,7 +271,7 @@ class _RunningCase:
             key: as_text(value) for key, value in self._variables.filled(dict(arguments)).items()
         }
 
-    async def _call(self, step: Step, script: Script, noted: _Noted) -> dict[str, Any]:
+    async def _call(self, step: SuiteStep, script: Script, noted: _Noted) -> dict[str, Any]:
         task = await self._client.start(
             self._variables.text(step.call or step.start or ""),
             self._variables.filled(step.arguments),
@@ -290,7 +290,9 @@ class _RunningCase:
             return _json_from_call(await task.wait())
         return {"result": task.handle}
 
-    async def _wait(self, task: Task, step: Step, script: Script, noted: _Noted) -> dict[str, Any]:
+    async def _wait(
+        self, task: Task, step: SuiteStep, script: Script, noted: _Noted
+    ) -> dict[str, Any]:
         if step.until is None:
             return _json_from_call(await task.wait(answers=script, on_task=noted.task))
         if not task.id:
@@ -305,7 +307,7 @@ class _RunningCase:
                 raise TaskEnded(state.status, message)
             await asyncio.sleep(min(max(state.poll_interval_ms or 1_000, 20), 60_000) / 1_000)
 
-    async def _complete(self, step: Step) -> dict[str, Any]:
+    async def _complete(self, step: SuiteStep) -> dict[str, Any]:
         name = self._variables.text(step.complete or "")
         ref = (
             {"type": "ref/resource", "uri": name}
@@ -394,7 +396,7 @@ def _named(rule: AnswerRule) -> str:
 class _Noted:
     """The notifications and task statuses received during a step."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: SuiteStep) -> None:
         self._expressions = " ".join(
             [*step.expect.jmespath, str(step.expect.snapshot), *map(str, step.save.values())]
         )

@@ -26,7 +26,7 @@ it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SuiteTarget:
     """A server's URL, and the command that starts it, if any."""
 
     url: str
@@ -41,7 +41,7 @@ class Target:
     @classmethod
     def of_gateway(
         cls, config: Path, environment: Mapping[str, str], timeout_s: float, described: str
-    ) -> Target:
+    ) -> SuiteTarget:
         """Return a target that serves a gateway.yaml in a separate process."""
         command = (
             sys.executable, "-m", "roundgate.cli", "serve", str(config.resolve()), "--port", "${port}",
@@ -54,7 +54,7 @@ class Target:
 
 
 @asynccontextmanager
-async def started(target: Target) -> AsyncGenerator[Target, None]:
+async def started(target: SuiteTarget) -> AsyncGenerator[SuiteTarget, None]:
     """Start a target, yield it once it listens, and stop it at the end of the block. Yield a target
     without a command immediately.
 
@@ -85,7 +85,7 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
 class _Process:
     """A server process whose output goes to a file."""
 
-    def __init__(self, target: Target, port: int, folder: Path) -> None:
+    def __init__(self, target: SuiteTarget, port: int, folder: Path) -> None:
         self._target = target
         self._folder = folder
         self._output = folder / f"output-{port}"

@@ -319,7 +319,7 @@ async def test_workers_begin_no_turn_while_the_log_cannot_be_written(
         with log_lines() as logged:
             ref, answer = TaskRef.parse(ref_of(created["taskId"])), encode(accept(name="Oslo"))
             now_ms = Clock().now_ms()
-            await tasks.apply(ref, events.Answer({"where": answer}, now_ms), now_ms)
+            await tasks.apply(ref, events.TakeAnswers({"where": answer}, now_ms), now_ms)
             async with asyncio.timeout(60):
                 await until(lambda: logged.of("a task waits for the store or the queue"))
             assert (await ann.get(created["taskId"]))["status"] == "working"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.audit.records import FIRST, Checkpoint, hash_of, line_of
+from roundgate.audit.records import FIRST, ChainCheckpoint, hash_of, line_of
 from roundgate.audit.verifying import Line, Report, records_of_call, verify
 from tests.support.command import roundgate
 
@@ -30,17 +30,17 @@ def chain(name: str = "one", length: int = 6) -> list[bytes]:
     return lines
 
 
-def checked(lines: list[bytes], *checkpoints: Checkpoint, is_mixed: bool = False) -> Report:
+def checked(lines: list[bytes], *checkpoints: ChainCheckpoint, is_mixed: bool = False) -> Report:
     """What verifying these lines of a file finds."""
     numbered = [Line(Path("f"), number, data) for number, data in enumerate(lines, 1)]
     return verify(numbered, checkpoints, is_mixed=is_mixed)
 
 
-def checkpoint(lines: list[bytes], records: int | None = None) -> Checkpoint:
+def checkpoint(lines: list[bytes], records: int | None = None) -> ChainCheckpoint:
     """The checkpoint after so many records, or after all."""
     records = len(lines) if records is None else records
     name = json.loads(lines[0])["chain"]
-    return Checkpoint(name, records, hash_of(lines[records - 1]))
+    return ChainCheckpoint(name, records, hash_of(lines[records - 1]))
 
 
 def test_a_whole_chain_has_no_problem() -> None:
@@ -130,7 +130,7 @@ def test_a_checkpoint_finds_that_a_chain_is_missing() -> None:
 
 def test_checkpoints_that_contradict_each_other_are_found() -> None:
     lines = chain()
-    forged = Checkpoint("one", 6, "0" * 64)
+    forged = ChainCheckpoint("one", 6, "0" * 64)
     assert checked(lines, checkpoint(lines), forged).problems == [
         "chain one: two checkpoints of 6 records differ"
     ]

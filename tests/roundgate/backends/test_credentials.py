@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from roundgate import config
 from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.credential_config import CREDENTIALS
-from roundgate.backends.http.messages import Answer
+from roundgate.backends.http.messages import ServiceAnswer
 from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.backends.registry import KINDS
-from roundgate.backends.secret_reading import Secrets
+from roundgate.backends.secret_reading import SecretTexts
 from roundgate.errors import BackendError, UnresolvedReference
 from roundgate.settings import Reference, Secret
 from roundgate.settings.process import Settings
@@ -144,7 +144,7 @@ async def test_no_token_of_a_caller_and_no_credential_goes_where_it_does_not_bel
 
 def redacted(text: str, *secrets: str) -> str:
     body = AnswerRedactor(lambda: frozenset(secrets))(
-        Answer(200, "OK", "text/plain", text.encode())
+        ServiceAnswer(200, "OK", "text/plain", text.encode())
     ).body
     return body.decode()
 
@@ -262,7 +262,7 @@ def test_a_secret_in_a_text_as_windows_writes_it_is_redacted(
     encoding: str, around: tuple[str, str]
 ) -> None:
     said = SECRET.join(around).encode(encoding)
-    answered = Answer(200, "OK", "text/plain; charset=utf-16", said)
+    answered = ServiceAnswer(200, "OK", "text/plain; charset=utf-16", said)
     left = AnswerRedactor(lambda: frozenset({SECRET}))(answered).body
     assert left.decode(encoding) == "[redacted]".join(around)
 
@@ -287,7 +287,7 @@ class Store:
 
 async def test_a_hundred_calls_that_need_a_secret_have_it_read_once() -> None:
     store = Store("text")
-    secrets = Secrets(at={"secret": store})
+    secrets = SecretTexts(at={"secret": store})
     secret = Secret((Reference("secret", "a"),))
     assert set(await asyncio.gather(*(secrets.text(secret) for _ in range(100)))) == {"text"}
     assert store.reads == 1
@@ -295,7 +295,7 @@ async def test_a_hundred_calls_that_need_a_secret_have_it_read_once() -> None:
 
 async def test_a_call_that_is_given_up_does_not_stop_the_read_for_the_others() -> None:
     store = Store("text")
-    secrets = Secrets(at={"secret": store})
+    secrets = SecretTexts(at={"secret": store})
     secret = Secret((Reference("secret", "a"),))
     first = asyncio.create_task(secrets.text(secret))
     await asyncio.sleep(0)
@@ -308,7 +308,7 @@ async def test_a_call_that_is_given_up_does_not_stop_the_read_for_the_others() -
 
 async def test_a_secret_that_cannot_be_read_is_not_asked_for_by_every_call() -> None:
     store = Store(None)
-    secrets = Secrets(clock := FixedClock(), {"secret": store})
+    secrets = SecretTexts(clock := FixedClock(), {"secret": store})
     secret = Secret((Reference("secret", "a"),))
     for _ in range(5):
         with pytest.raises(BackendError, match="cannot read its credential"):

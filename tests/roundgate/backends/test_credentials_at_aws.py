@@ -17,7 +17,7 @@ import pytest
 
 from roundgate import aws, config
 from roundgate.backends import secret_reading
-from roundgate.backends.secret_reading import REFRESH_MS, Secrets
+from roundgate.backends.secret_reading import REFRESH_MS, SecretTexts
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading, reload
 from roundgate.settings import Reference, Secret
@@ -149,7 +149,7 @@ async def test_a_secret_that_was_rotated_is_read_again_when_the_service_says_401
 async def test_a_secret_is_read_again_when_it_is_old_and_the_one_before_serves_meanwhile(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    secrets, name = Secrets(clock := FixedClock()), kept_parameter("first")
+    secrets, name = SecretTexts(clock := FixedClock()), kept_parameter("first")
     secret = Secret((Reference("ssm", name),))
     assert await secrets.text(secret) == "first"
     ssm = boto3.client("ssm")

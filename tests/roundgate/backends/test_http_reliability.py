@@ -13,7 +13,7 @@ import pytest
 
 from roundgate.backends.http import reliability
 from roundgate.backends.http.config import BreakerConfig, TimeoutsConfig
-from roundgate.backends.http.messages import Answer
+from roundgate.backends.http.messages import ServiceAnswer
 from roundgate.backends.http.reliability import Breaker, retry_after_s
 from roundgate.backends.http.service import no_answer
 from roundgate.errors import BackendError, NoAnswer
@@ -25,7 +25,7 @@ QUICK = {"pause_s": 0.01}
 GOOD = answer(b'"good"')
 AWAY = answer(b"{}", "503 Service Unavailable")
 CUT = answer(b"{}", length=50, Connection="close")
-GOOD_ANSWER = Answer(200, "OK", "application/json", b"{}")
+GOOD_ANSWER = ServiceAnswer(200, "OK", "application/json", b"{}")
 POST = {"method": "POST", "arguments": {"a": {}}}
 
 
@@ -183,16 +183,16 @@ async def test_a_breaker_opens_lets_one_through_and_heals_or_opens_again() -> No
     breaker = Breaker(BreakerConfig(failures=3, pause_s=30), "api", "h:80", clock)
 
     async def fail(reason: str = "it broke") -> None:
-        async def send() -> Answer:
+        async def send() -> ServiceAnswer:
             raise NoAnswer("It failed", reason, reached=True)
 
         with pytest.raises(NoAnswer):
             await breaker.watch(send)
 
-    async def wait_for(outcome: asyncio.Future[Answer]) -> Answer:
+    async def wait_for(outcome: asyncio.Future[ServiceAnswer]) -> ServiceAnswer:
         return await outcome
 
-    async def begin() -> tuple[asyncio.Task[Answer], asyncio.Future[Answer]]:
+    async def begin() -> tuple[asyncio.Task[ServiceAnswer], asyncio.Future[ServiceAnswer]]:
         outcome = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(breaker.watch(lambda: wait_for(outcome)))
         await asyncio.sleep(0)

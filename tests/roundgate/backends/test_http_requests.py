@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from roundgate.backends.http.config import HttpToolConfig
 from roundgate.backends.http.endpoint import ToolEndpoint
-from roundgate.backends.http.messages import Answer, Outgoing
+from roundgate.backends.http.messages import Outgoing, ServiceAnswer
 from roundgate.errors import BackendError, ToolError
 from tests.support.long import examples
 
@@ -362,7 +362,9 @@ def result(
     body: Any, content_type: str = "application/json", status: int = 200, **config: Any
 ) -> dict[str, Any]:
     encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return declared(**config).result(Answer(status, "Reason", content_type, encoded)).to_wire()
+    return (
+        declared(**config).result(ServiceAnswer(status, "Reason", content_type, encoded)).to_wire()
+    )
 
 
 DOCUMENT = {"a": [{"b": 1}, "x"], "": {"/": 2, "~": 3, "~1": 4}, "0": 5, "n": None}
@@ -497,13 +499,13 @@ def test_a_status_of_300_or_more_is_an_error_with_an_excerpt_on_one_line(status:
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "x" * 10_000])
 def test_an_error_is_short_whatever_the_service_says(content_type: str) -> None:
-    answer = Answer(500, "r" * 10_000, content_type, ("é" * 100_000).encode())
+    answer = ServiceAnswer(500, "r" * 10_000, content_type, ("é" * 100_000).encode())
     with pytest.raises(BackendError) as refused:
         declared(result="/a").result(answer)
     assert len(str(refused.value)) < 700
     assert str(refused.value).endswith("é…")
     with pytest.raises(BackendError) as refused:
-        declared(result="/a").result(Answer(200, "OK", content_type, b"\x00binary"))
+        declared(result="/a").result(ServiceAnswer(200, "OK", content_type, b"\x00binary"))
     assert len(str(refused.value)) < 200
     assert "binary" not in str(refused.value)
 

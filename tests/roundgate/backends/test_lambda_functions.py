@@ -16,7 +16,7 @@ import pytest_asyncio
 from roundgate.backends.aws_lambda.config import MAX_PAYLOAD_BYTES
 from roundgate.backends.aws_lambda.messages import MAX_EVENT_BYTES
 from roundgate.cli import main
-from roundgate_aws.stack.functions import Pool, Tools, why_not
+from roundgate_aws.stack.functions import EmulatorPrograms, EnvironmentPool, why_not
 from roundgate_aws.stack.lambda_api import LambdaApi, functions_at
 from tests.support import wire
 from tests.support.lambdas import FUNCTIONS, entry, gateway_with, use
@@ -39,7 +39,7 @@ class Served:
         return [line.split()[1] for line in lines if line.split()[0] == order]
 
     @property
-    def desk(self) -> Pool:
+    def desk(self) -> EnvironmentPool:
         """The function of most tools."""
         return self.api.pools["desk"]
 
@@ -50,7 +50,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("functions")
     effects = directory / "effects.txt"
-    tools = await asyncio.to_thread(Tools.find)
+    tools = await asyncio.to_thread(EmulatorPrograms.find)
     with pytest.MonkeyPatch.context() as patch:
         more = {"EFFECTS": str(effects)}
         async with functions_at(FUNCTIONS, directory, tools, more=more) as (url, api):

@@ -14,7 +14,7 @@ from roundgate.backends.http import oauth
 from roundgate.backends.http.credential_config import ClientCredential
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.tls import Certificates
-from roundgate.backends.secret_reading import Secrets
+from roundgate.backends.secret_reading import SecretTexts
 from roundgate.errors import BackendError
 from roundgate.settings import Origin
 from roundgate.settings.yaml_file import Located
@@ -41,7 +41,7 @@ def source(told: Service, clock: Any = None, **settings: Any) -> TokenSource:
     }
     config = ClientCredential.model_validate(given)
     origin = Origin(Located(Path("gateway.yaml"), {}, {}))
-    return TokenSource(config, Secrets(clock), Certificates(config.tls, origin), clock)
+    return TokenSource(config, SecretTexts(clock), Certificates(config.tls, origin), clock)
 
 
 async def test_the_request_for_a_token_is_that_of_the_specification() -> None:

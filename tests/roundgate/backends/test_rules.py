@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Tool
-from roundgate.backends.schema_values import Document, with_schema
+from roundgate.backends.schema_values import ArgumentSchema, with_schema
 from roundgate.errors import ArgumentsRefused, CallRefused
 from roundgate.policy.arguments import looks_at
 from roundgate.policy.config import RuleConfig
@@ -293,7 +293,7 @@ def test_the_defaults_of_a_schema_are_set_at_any_depth(
     schema: Any, arguments: Any, expected: Any
 ) -> None:
     before = json.dumps([schema, arguments])
-    known = with_schema(Document(schema), arguments)
+    known = with_schema(ArgumentSchema(schema), arguments)
     assert (None if () in known.unknown else known.value) == expected
     assert json.dumps([schema, arguments]) == before
 
@@ -384,12 +384,12 @@ def test_a_page_is_read_only_if_no_reading_is_a_refused_page() -> None:
 def test_a_text_that_may_be_read_as_another_value_is_unknown(
     schema: Any, text: str, is_unknown: bool
 ) -> None:
-    document = Document({"properties": {"a": schema}, "$defs": {"N": {"type": "number"}}})
+    document = ArgumentSchema({"properties": {"a": schema}, "$defs": {"N": {"type": "number"}}})
     assert with_schema(document, {"a": text}).unknown == [("a",)] * is_unknown
     definitions = {"L": {"items": schema}, "N": {"type": "number"}}
-    of_list = Document({"properties": {"a": {"$ref": "#/$defs/L"}}, "$defs": definitions})
+    of_list = ArgumentSchema({"properties": {"a": {"$ref": "#/$defs/L"}}, "$defs": definitions})
     assert with_schema(of_list, {"a": [1, text]}).unknown == [("a", 1)] * is_unknown
-    of_map = Document({"patternProperties": {"^a": schema}, "$defs": definitions})
+    of_map = ArgumentSchema({"patternProperties": {"^a": schema}, "$defs": definitions})
     assert with_schema(of_map, {"a": text}).unknown == [("a",)] * is_unknown
 
 
@@ -397,7 +397,7 @@ def test_a_text_that_may_be_read_as_another_value_is_unknown(
 def test_a_text_without_a_schema_is_unknown_if_it_reads_as_another_value(
     schema: Any,
 ) -> None:
-    document = Document({"properties": {"a": schema}})
+    document = ArgumentSchema({"properties": {"a": schema}})
     part: Any = {"sum": "1000", "note": "hi"} if schema["type"] == "object" else ["1000", "hi"]
     place = "sum" if schema["type"] == "object" else 0
     assert with_schema(document, {"a": part}).unknown == [("a", place)]

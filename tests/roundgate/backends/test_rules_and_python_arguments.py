@@ -38,7 +38,7 @@ from typing_extensions import TypedDict
 from roundgate import tool
 from roundgate.backends.approvals import shown
 from roundgate.backends.python_values import MAX_VALUES
-from roundgate.backends.schema_values import Document, with_schema
+from roundgate.backends.schema_values import ArgumentSchema, with_schema
 from roundgate.backends.signature import describe
 from tests.support.asgi import Client, client, gateway
 from tests.support.rounds import CAPABILITIES, accept, ask, retry
@@ -627,6 +627,6 @@ def test_too_many_values_are_unknown() -> None:
     few, many = ({"value": [1] * size} for size in (1000, MAX_VALUES))
     assert described.known(few).unknown == []
     assert described.known(many).unknown == [()]
-    document = Document(described.input_schema)
+    document = ArgumentSchema(described.input_schema)
     assert with_schema(document, few).unknown == []
     assert with_schema(document, {"value": [1] * MAX_VALUES + [1]}).unknown == [()]

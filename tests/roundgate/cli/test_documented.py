@@ -120,12 +120,12 @@ class TestTesting:
         assert told == options(of_tests) - shared
 
     def test_every_setting_of_a_server(self) -> None:
-        assert words(self.page, "The server") == fields(models.Server) | {"server"}
+        assert words(self.page, "The server") == fields(models.SuiteServer) | {"server"}
 
     def test_every_action_of_a_step(self) -> None:
         told = words(self.page, "Cases and steps")
         assert set(models.ACTIONS) <= told
-        everything = fields(models.Step) | fields(models.Case) | fields(models.Suite)
+        everything = fields(models.SuiteStep) | fields(models.Case) | fields(models.Suite)
         assert [name for name in everything if f"`{name}" not in self.page] == []
 
     def test_every_part_of_a_rule(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from roundgate.cli import reading
-from roundgate.cli.output import Status, columns, cut
+from roundgate.cli.output import OutputStatus, columns, cut
 from roundgate.client import Log, Progress, TaskState
 from roundgate.observability import Style
 from tests.support.command import roundgate
@@ -86,7 +86,7 @@ async def test_the_line_of_a_task_says_how_long_it_has_been(
         "status": "working",
         "statusMessage": "x\x1b[2J" + "y" * 90,
     }
-    with Status(screen, hours) as status:  # type: ignore[arg-type]
+    with OutputStatus(screen, hours) as status:  # type: ignore[arg-type]
         status.task(TaskState.read(raw))
         first = screen.getvalue().rpartition("\x1b[2K")[2]
         hours.ms = 83_000
@@ -100,7 +100,7 @@ async def test_the_line_of_a_task_says_how_long_it_has_been(
 
 async def test_the_line_is_drawn_again_while_nothing_happens() -> None:
     screen, hours = Screen(), Hours()
-    with Status(screen, hours) as status:  # type: ignore[arg-type]
+    with OutputStatus(screen, hours) as status:  # type: ignore[arg-type]
         status.show("running")
         hours.ms = 5_000
         async with asyncio.timeout(60):
@@ -110,7 +110,7 @@ async def test_the_line_is_drawn_again_while_nothing_happens() -> None:
 
 async def test_progress_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen()
-    with Status(screen) as status:
+    with OutputStatus(screen) as status:
         status.progressed(Progress(1, 4, "copying"))
         assert "█████░░░░░░░░░░░░░░░  25% copying" in screen.getvalue()
         status.progressed(Progress(9, 4, None))
@@ -121,7 +121,7 @@ async def test_progress_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_log_has_a_line_for_each_change_and_no_bar() -> None:
     file = io.StringIO()
-    with Status(file) as status:
+    with OutputStatus(file) as status:
         status.progressed(Progress(1, 4, "copying"))
         for state in ("working", "working", "completed"):
             status.task(TaskState.read({"taskId": "t", "status": state, "result": {}}))
@@ -130,7 +130,7 @@ async def test_a_log_has_a_line_for_each_change_and_no_bar() -> None:
 
 async def test_a_log_message_does_not_make_an_unchanged_state_a_new_one() -> None:
     file = io.StringIO()
-    with Status(file) as status:
+    with OutputStatus(file) as status:
         for _ in range(2):
             status.task(TaskState.read({"taskId": "t", "status": "working"}))
             status.logged(Log("info", None, "hello"))

@@ -26,9 +26,9 @@ from roundgate.runtime.startup import make_stores
 from roundgate.settings.process import from_environment
 from roundgate.storage import TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
-from roundgate.storage.postgres import Database as Postgres
+from roundgate.storage.postgres import PostgresDatabase as Postgres
 from roundgate.storage.postgres import PostgresTasks
-from roundgate.storage.sqlite import Database, SqliteTasks
+from roundgate.storage.sqlite import SqliteDatabase, SqliteTasks
 from roundgate.tasks import events
 from roundgate.tasks.events import Decision, Event, NewTask
 from roundgate.tasks.stored import StoredTasks
@@ -536,7 +536,7 @@ async def test_open_tasks_are_counted(tmp_path: Path, operator: Operator) -> Non
 async def test_a_count_that_is_capped_says_at_least(
     tmp_path: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = Database(tmp_path / "gateway.sqlite3")
+    database = SqliteDatabase(tmp_path / "gateway.sqlite3")
     store, now_ms = StoredTasks(SqliteTasks(database)), Clock().now_ms()
     for number in range(3):
         await store.create(_new_task(number, now_ms, cleans_up=True))

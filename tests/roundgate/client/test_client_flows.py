@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundgate.client import flows
-from roundgate.client.flows import Ask, Finished, Flow, Pause, Send, Show, Tell
+from roundgate.client.flows import Ask, FinishedCall, Flow, Pause, Send, Show, Tell
 from roundgate.client.transport import Limits
 from roundgate.client.types import Json, TaskState
 from roundgate.errors import (
@@ -63,7 +63,7 @@ def drive(flow: Flow[Any], replies: Sequence[Any]) -> tuple[Any, list[Any]]:
             sent = {question.key: {"action": "accept"} for question in effect.questions}
 
 
-def called(*replies: Any, **options: Any) -> tuple[Finished, list[Any]]:
+def called(*replies: Any, **options: Any) -> tuple[FinishedCall, list[Any]]:
     params = {"name": "t", "arguments": {"a": 1}}
     return drive(
         flows.call("tools/call", params, "t", LIMITS, may_repeat=False, **options), replies
@@ -328,8 +328,8 @@ def test_what_says_nothing_of_the_era_is_no_reason_to_fall_back(failure: Excepti
 LISTED = Limits(max_pages=3, max_items=4, max_message=300)
 
 
-def listing(*replies: Any) -> flows.Listing:
-    found: flows.Listing = drive(flows.whole_list("tools/list", "tools", LISTED), replies)[0]
+def listing(*replies: Any) -> flows.WholeList:
+    found: flows.WholeList = drive(flows.whole_list("tools/list", "tools", LISTED), replies)[0]
     return found
 
 

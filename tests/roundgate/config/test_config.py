@@ -18,7 +18,7 @@ from roundgate.backends.http.credential_config import BearerCredential
 from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem
-from roundgate.settings import CacheHint, Reference, yaml_file
+from roundgate.settings import CacheSection, Reference, yaml_file
 from tests.support.long import examples
 
 BACKENDS = "backends:\n  - {kind: python, name: one, path: tools.py}\n"
@@ -69,7 +69,7 @@ def test_the_shortest_file_gives_the_defaults(files: Files) -> None:
         60,
         "roundgate",
     )
-    assert found.caching.read == CacheHint(ttl_ms=0, scope="private")
+    assert found.caching.read == CacheSection(ttl_ms=0, scope="private")
 
 
 def test_json_says_the_same_as_yaml(files: Files) -> None:
@@ -99,9 +99,9 @@ def test_half_of_a_caching_hint_keeps_the_other_half_of_its_default(files: Files
     caching = files.load(
         f"caching: {{read: {{ttl_ms: 5}}, tools: {{scope: private}}}}\n{BACKENDS}"
     ).caching
-    assert caching.read == CacheHint(ttl_ms=5, scope="private")
-    assert caching.tools == CacheHint(ttl_ms=300_000, scope="private")
-    assert caching.prompts == CacheHint(ttl_ms=300_000, scope="public")
+    assert caching.read == CacheSection(ttl_ms=5, scope="private")
+    assert caching.tools == CacheSection(ttl_ms=300_000, scope="private")
+    assert caching.prompts == CacheSection(ttl_ms=300_000, scope="public")
 
 
 HTTP = """\

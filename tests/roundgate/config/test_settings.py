@@ -275,7 +275,7 @@ PLACES: dict[type[Model], str] = {
     sections.ArgumentsConfig: "## `arguments`",
     sections.TasksConfig: "## `tasks`",
     sections.CachingConfig: "## `caching`",
-    sections.CacheHint: "## `caching`",
+    sections.CacheSection: "## `caching`",
     sections.AuditConfig: "## `audit`",
     sections.ConsoleConfig: "## `console`",
     BackendConfig: "## `backends`",
@@ -403,7 +403,7 @@ def test_a_default_in_the_documentation_is_the_one_in_the_code(model: type[Model
         for name, field in own_settings(model).items()
         if type(field.default) in (int, float, str) and field.default
     }
-    if model is not sections.CacheHint:  # its default depends on the list
+    if model is not sections.CacheSection:  # its default depends on the list
         assert {name: told[name] for name in plain.keys() & told.keys()} == {
             name: str(default) for name, default in plain.items() if name in told
         }

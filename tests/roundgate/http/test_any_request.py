@@ -318,7 +318,7 @@ async def make_tasks(stores: Stores) -> None:
         assert isinstance(claimed, Claimed)
         roots = encode({"method": "roots/list"})
         await stores.tasks.write(
-            claimed.lease, events.Suspend({"who": roots, "unanswered": roots}), now_ms
+            claimed.lease, events.SuspendTask({"who": roots, "unanswered": roots}), now_ms
         )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from roundgate import aws
 from roundgate.errors import StoreAway, Unavailable
-from roundgate.http.older.patient import PATIENCE_S, Patience
+from roundgate.http.older.patient import PATIENCE_S, RowPatience
 from tests.support.clocks import FixedClock
 
 
@@ -37,7 +37,7 @@ class Away:
 @pytest.mark.parametrize("times", [1, 2, 7])
 async def test_what_comes_back_soon_is_asked_again(times: int) -> None:
     store = Away(clock := Waiting(), 0.01, times)
-    assert await Patience(clock)(store.read) == "there"
+    assert await RowPatience(clock)(store.read) == "there"
     assert store.asked == times + 1
 
 
@@ -46,7 +46,7 @@ async def test_what_stays_away_is_asked_for_no_longer_than_that(takes_s: float, 
     store = Away(clock := Waiting(), takes_s)
     began_ms = clock.monotonic_ms()
     with pytest.raises(StoreAway, match="away"):
-        await Patience(clock)(store.read)
+        await RowPatience(clock)(store.read)
     assert store.asked == asked
     assert clock.monotonic_ms() - began_ms <= (PATIENCE_S + takes_s) * 1000
 
@@ -54,6 +54,6 @@ async def test_what_stays_away_is_asked_for_no_longer_than_that(takes_s: float, 
 async def test_no_request_waits_longer_than_its_environment_lets_it() -> None:
     store = Away(clock := Waiting(), 0.01)
     with aws.bounded(clock.deadline(300)), pytest.raises(StoreAway):
-        await Patience(clock)(store.read)
+        await RowPatience(clock)(store.read)
     assert store.asked == 2
     assert clock.monotonic_ms() - FixedClock().monotonic_ms() <= 300

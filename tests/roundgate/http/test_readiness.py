@@ -15,7 +15,7 @@ import pytest
 from bench.postgresql import Server as Database
 from roundgate.errors import Unavailable
 from roundgate.http import readiness
-from roundgate.http.readiness import Readiness, Status
+from roundgate.http.readiness import Readiness, ReadinessStatus
 from tests.support.asgi import STATE_KEY
 from tests.support.postgresql import postgresql as postgresql
 from tests.support.postgresql import postgresql_server as postgresql_server
@@ -120,7 +120,9 @@ async def test_any_number_of_probes_at_once_is_one_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(readiness, "KEPT_S", 600.0)
     sessions = Sessions()
     subject = of(sessions)
-    assert set(await asyncio.gather(*(subject.status() for _ in range(100)))) == {Status.READY}
+    assert set(await asyncio.gather(*(subject.status() for _ in range(100)))) == {
+        ReadinessStatus.READY
+    }
     assert sessions.reads == 1
 
 
@@ -131,12 +133,12 @@ async def test_a_store_that_fails_or_hangs_is_unreachable_until_it_answers(
     monkeypatch.setattr(readiness, "CHECK_S", 0.01)
     sessions = Sessions(fail)
     subject = of(sessions)
-    assert await subject.status() is Status.STORE_UNREACHABLE
+    assert await subject.status() is ReadinessStatus.STORE_UNREACHABLE
     sessions.answer = hang
-    assert await subject.status() is Status.STORE_UNREACHABLE
+    assert await subject.status() is ReadinessStatus.STORE_UNREACHABLE
     monkeypatch.setattr(readiness, "CHECK_S", 60.0)
     sessions.answer = None
-    assert await subject.status() is Status.READY
+    assert await subject.status() is ReadinessStatus.READY
 
 
 async def test_a_probe_that_hangs_up_does_not_hold_others() -> None:
@@ -146,11 +148,11 @@ async def test_a_probe_that_hangs_up_does_not_hold_others() -> None:
     await sessions.asked.wait()
     probe.cancel()
     sessions.answer = None
-    assert await subject.status() is Status.READY
+    assert await subject.status() is ReadinessStatus.READY
 
 
 async def test_a_gateway_that_refuses_calls_is_not_ready() -> None:
-    assert await of(Sessions(), refuses=True).status() is Status.AUDIT_UNWRITABLE
+    assert await of(Sessions(), refuses=True).status() is ReadinessStatus.AUDIT_UNWRITABLE
     subject = of(Sessions())
     subject.is_draining = True
-    assert await subject.status() is Status.DRAINING
+    assert await subject.status() is ReadinessStatus.DRAINING

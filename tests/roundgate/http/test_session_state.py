@@ -22,7 +22,7 @@ from roundgate.http.older.sessions import (
     SessionState,
 )
 from roundgate.storage.sessions import SessionRow
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.tokens.ids import SessionFacts
 from tests.support.clocks import FixedClock
@@ -55,7 +55,7 @@ def clock() -> FixedClock:
 
 @pytest.fixture
 async def store(tmp_path: Path, clock: FixedClock) -> AsyncIterator[Counting]:
-    made = Counting(Database(tmp_path / "sessions.sqlite3"), clock)
+    made = Counting(SqliteDatabase(tmp_path / "sessions.sqlite3"), clock)
     yield made
     await made.aclose()
 

@@ -14,14 +14,14 @@ from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.methods import changes
-from roundgate.methods.changes import MAX_CHARS, MAX_PENDING, Changes, Hub, Subscription, Topic
+from roundgate.methods.changes import MAX_CHARS, MAX_PENDING, Changes, Hub, OpenSubscription, Topic
 from roundgate.protocol.notifications import RESOURCE_UPDATED, TASK, TOOLS_CHANGED
 from roundgate.protocol.params import SubscriptionFilter
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
-from roundgate.storage.postgres import Database as Postgres
+from roundgate.storage.postgres import PostgresDatabase as Postgres
 from roundgate.storage.postgres import PostgresSessions
 from roundgate.storage.sessions import SessionRow, SessionStore
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.support.dynamodb import Emulator
 from tests.support.dynamodb import dynamodb as dynamodb
@@ -85,7 +85,7 @@ class Replica:
         self.hub = Hub(10, 10)
         self.changes = Changes(self.hub, self.rows, Clock(), every_s=EVERY_S, shares=shares)
 
-    async def listen(self, *uris: str) -> Subscription:
+    async def listen(self, *uris: str) -> OpenSubscription:
         """A stream for the list of tools and these resources."""
         wanted = SubscriptionFilter(toolsListChanged=True, resourceSubscriptions=list(uris))
         await self.changes.ready()
@@ -113,7 +113,7 @@ async def replica(
             elif request.param == "postgres":
                 store = PostgresSessions(Postgres(server.url), Clock())
             else:
-                store = SqliteSessions(Database(tmp_path / "shared.sqlite3"), Clock())
+                store = SqliteSessions(SqliteDatabase(tmp_path / "shared.sqlite3"), Clock())
             made = Replica(store, **options)
             stack.push_async_callback(store.aclose)
             stack.push_async_callback(made.changes.aclose)
@@ -123,7 +123,7 @@ async def replica(
 
 
 @asynccontextmanager
-async def told(stream: Subscription) -> AsyncIterator[Callable[[], Awaitable[Topic]]]:
+async def told(stream: OpenSubscription) -> AsyncIterator[Callable[[], Awaitable[Topic]]]:
     """Reads the changes of a stream one by one."""
     changes = stream.changes(30)
 
@@ -137,7 +137,7 @@ async def told(stream: Subscription) -> AsyncIterator[Callable[[], Awaitable[Top
     await changes.aclose()
 
 
-async def nothing_more(stream: Subscription) -> None:
+async def nothing_more(stream: OpenSubscription) -> None:
     await asyncio.sleep(EVERY_S * 10)
     assert not stream._pending
 

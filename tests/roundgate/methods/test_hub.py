@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.errors import Unavailable
-from roundgate.methods.changes import Hub, Subscription
+from roundgate.methods.changes import Hub, OpenSubscription
 from roundgate.protocol.notifications import (
     PROMPTS_CHANGED,
     RESOURCE_UPDATED,
@@ -32,7 +32,7 @@ TOPICS = [(TOOLS_CHANGED, None), (PROMPTS_CHANGED, None), (RESOURCES_CHANGED, No
 URIS = [(RESOURCE_UPDATED, uri) for uri in ("u:1", "u:2", "u:3")]
 
 
-async def told(subscription: Subscription) -> list[tuple[str, str | None]]:
+async def told(subscription: OpenSubscription) -> list[tuple[str, str | None]]:
     """Everything that a stream says until it ends, but for the acknowledgement."""
     messages: list[dict[str, Any]] = [
         json.loads(m) async for m in subscription.messages(5) if m is not None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.storage.queue import Message
-from roundgate.storage.sqlite.database import MIGRATIONS, Database
+from roundgate.storage.sqlite.database import MIGRATIONS, SqliteDatabase
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import UnderLease
@@ -57,7 +57,7 @@ def database() -> sqlite3.Connection:
     return db
 
 
-class Remote(Database):
+class Remote(SqliteDatabase):
     """The database as one process has it: each piece of work is a request."""
 
     def __init__(self, process: Process, db: sqlite3.Connection) -> None:

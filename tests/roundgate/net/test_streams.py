@@ -12,7 +12,7 @@ import httpcore
 import pytest
 
 from roundgate.net.http import trust_store
-from roundgate.net.streams import Network, Stream
+from roundgate.net.streams import Network, NetworkStream
 
 
 class Transport(asyncio.Transport):
@@ -30,7 +30,9 @@ class Transport(asyncio.Transport):
 
 
 @asynccontextmanager
-async def connected(first: bytes = b"") -> AsyncGenerator[tuple[Stream, asyncio.StreamWriter]]:
+async def connected(
+    first: bytes = b"",
+) -> AsyncGenerator[tuple[NetworkStream, asyncio.StreamWriter]]:
     """Yield a connection, and the service's end of it; the service sends `first` at once."""
     accepted: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
 
@@ -50,7 +52,7 @@ async def connected(first: bytes = b"") -> AsyncGenerator[tuple[Stream, asyncio.
 
 
 async def test_a_stream_stops_to_receive_while_much_is_unread() -> None:
-    stream, transport = Stream(), Transport()
+    stream, transport = NetworkStream(), Transport()
     stream.connection_made(transport)
     stream.end_head()
     stream.data_received(bytes(100_000))
@@ -77,7 +79,7 @@ async def test_the_last_byte_is_returned_alone() -> None:
 async def test_bytes_that_the_event_loop_has_not_read_make_a_stream_readable() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        _, stream = await asyncio.get_running_loop().create_connection(Stream, sock=ours)
+        _, stream = await asyncio.get_running_loop().create_connection(NetworkStream, sock=ours)
         assert not stream.get_extra_info("is_readable")
         theirs.send(b"x")
         assert stream.get_extra_info("is_readable")  # the event loop did not run in between

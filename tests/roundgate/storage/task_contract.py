@@ -28,14 +28,14 @@ from roundgate.storage import TaskQueue
 from roundgate.storage.tasks import (
     FORGET_AFTER_MS,
     SHARD_AT_MOST_MS,
-    Change,
     Drop,
     Ending,
     Lost,
     Mark,
     OpenTask,
-    Part,
     Put,
+    RecordChange,
+    RecordPart,
     TaskRecord,
     TaskRef,
     Wanted,
@@ -44,7 +44,7 @@ from roundgate.storage.tasks import (
 from roundgate.tasks import TaskCall, events
 from roundgate.tasks.events import (
     Added,
-    Answered,
+    AnswersTaken,
     Cancelled,
     Delivered,
     NewTask,
@@ -158,7 +158,7 @@ async def asking(
 ) -> Lease:
     """A new task that waits for answers, and the lease that is over."""
     lease = await working(store, ref, **facts)
-    await store.write(lease, events.Suspend(requests), NOW)
+    await store.write(lease, events.SuspendTask(requests), NOW)
     return lease
 
 
@@ -198,7 +198,7 @@ async def begun(store: StoredTasks, state: str) -> Lease | None:
     if state == "working":
         return lease
     if state == "asking":
-        await store.write(lease, events.Suspend({"a": b"?", "b": blob(9000)}), NOW)
+        await store.write(lease, events.SuspendTask({"a": b"?", "b": blob(9000)}), NOW)
     else:
         await store.write(lease, events.Release(END - 1, END - 1), NOW)
     return None
@@ -230,12 +230,12 @@ def change(
     fields: Mapping[str, Any],
     puts: Sequence[Put] = (),
     drops: Sequence[Drop] = (),
-) -> Change:
+) -> RecordChange:
     """A change of these fields."""
-    return Change(before, replace(before, **fields), puts, drops)
+    return RecordChange(before, replace(before, **fields), puts, drops)
 
 
-async def swapped(store: StoredTasks, one: Change) -> TaskRecord:
+async def swapped(store: StoredTasks, one: RecordChange) -> TaskRecord:
     """The record after a swap that happens."""
     after = await store.store.swap(one)
     assert isinstance(after, TaskRecord)
@@ -320,10 +320,14 @@ class TaskStoreContract:
             old,
             {"fence": 99, "asked": ("q",)},
             [
-                *(Put(Part.JOURNAL, b"late"), Put(Part.STATE, b"late"), Put(Part.CALL, b"late")),
-                *(Put(Part.ANSWER, b"late", "a"), Put(Part.REQUEST, blob(9_000), "q")),
+                *(
+                    Put(RecordPart.JOURNAL, b"late"),
+                    Put(RecordPart.STATE, b"late"),
+                    Put(RecordPart.CALL, b"late"),
+                ),
+                *(Put(RecordPart.ANSWER, b"late", "a"), Put(RecordPart.REQUEST, blob(9_000), "q")),
             ],
-            [Drop(Part.JOURNAL)],
+            [Drop(RecordPart.JOURNAL)],
         )
         lost = await stores[1].store.swap(late)
         assert isinstance(lost, Lost)
@@ -331,7 +335,7 @@ class TaskStoreContract:
         assert lost.record == record
         assert work == Work(b"call", [b"0", b"1"], b"state", {})
         assert lost.record is not None
-        await swapped(stores[1], change(lost.record, {}, [Put(Part.JOURNAL, b"2")]))
+        await swapped(stores[1], change(lost.record, {}, [Put(RecordPart.JOURNAL, b"2")]))
         assert (await stores[2].store.read_work(REF))[1] == replace(
             work, journal=[b"0", b"1", b"2"]
         )
@@ -340,7 +344,7 @@ class TaskStoreContract:
         await stores[0].create(new())
         known = await raw(stores[0])
         changes = [
-            change(known, {"fence": n}, [Put(Part.JOURNAL, b"%d" % n)]) for n in range(1, 21)
+            change(known, {"fence": n}, [Put(RecordPart.JOURNAL, b"%d" % n)]) for n in range(1, 21)
         ]
         got = await asyncio.gather(
             *(stores[n % 4].store.swap(change) for n, change in enumerate(changes))
@@ -356,7 +360,7 @@ class TaskStoreContract:
         await store.create(new())
         known, versions = await raw(store), set()
         for n in range(30):
-            puts = [Put(Part.JOURNAL, b"%d %b" % (n, blob(n * 40)))]
+            puts = [Put(RecordPart.JOURNAL, b"%d %b" % (n, blob(n * 40)))]
             known = await swapped(store, change(known, {"noted": n + 1}, puts))
             versions.add(known.version)
         _, work = await store.store.read_work(REF)
@@ -371,14 +375,14 @@ class TaskStoreContract:
         await asking(store, {"a": blob(size), "b": blob(size), "c": b"?"}, journal=[blob(size)])
         known = await raw(store)
         assert list(known.asked) == ["a", "b", "c"]
-        drops = [Drop(Part.REQUEST, "b"), Drop(Part.JOURNAL)]
-        puts = [Put(Part.ANSWER, blob(size), "b"), Put(Part.JOURNAL, b"anew")]
+        drops = [Drop(RecordPart.REQUEST, "b"), Drop(RecordPart.JOURNAL)]
+        puts = [Put(RecordPart.ANSWER, blob(size), "b"), Put(RecordPart.JOURNAL, b"anew")]
         known = await swapped(store, change(known, {"asked": ("a", "c")}, puts, drops))
         assert list((await record(store)).requests) == ["a", "c"]
         _, work = await store.store.read_work(REF)
         assert work == Work(b"call", [b"anew"], b"{}", {"b": blob(size)})
-        drops = [Drop(Part.REQUEST), Drop(Part.ANSWER), Drop(Part.JOURNAL)]
-        puts = [Put(Part.CALL, blob(size)), Put(Part.REQUEST, b"!", "d")]
+        drops = [Drop(RecordPart.REQUEST), Drop(RecordPart.ANSWER), Drop(RecordPart.JOURNAL)]
+        puts = [Put(RecordPart.CALL, blob(size)), Put(RecordPart.REQUEST, b"!", "d")]
         await swapped(store, change(known, {"asked": ("d",)}, puts, drops))
         assert (await record(store)).requests == {"d": b"!"}
         _, work = await store.store.read_work(REF)
@@ -523,12 +527,12 @@ class TaskStoreContract:
         found = await record(stores[1], task.ref)
         assert (list(found.requests.items()), found.asked) == (list(requests.items()), ("b", "a"))
         assert (
-            await stores[2].apply(task.ref, events.Answer({"a": b"!"}, SOON), NOW)
-        ).result is Answered.PARTLY
+            await stores[2].apply(task.ref, events.TakeAnswers({"a": b"!"}, SOON), NOW)
+        ).result is AnswersTaken.PARTLY
         assert list((await record(stores[3], task.ref)).requests) == ["b"]
         assert (
-            await stores[2].apply(task.ref, events.Answer({"b": b"!"}, SOON), NOW)
-        ).result is Answered.FULLY
+            await stores[2].apply(task.ref, events.TakeAnswers({"b": b"!"}, SOON), NOW)
+        ).result is AnswersTaken.FULLY
         claimed = await claim(stores[1], task.ref)
         assert (claimed.answers, claimed.state) == ({"a": b"!", "b": b"!"}, blob(size))
 
@@ -598,10 +602,10 @@ class TaskStoreContract:
         payload = blob(size)
         lease = await working(store, call=payload, state=payload, journal=[payload])
         await store.write(
-            lease, events.Suspend({"a": payload, "b": b"small"}, added=Added([payload])), NOW
+            lease, events.SuspendTask({"a": payload, "b": b"small"}, added=Added([payload])), NOW
         )
         assert (await record(store)).requests == {"a": payload, "b": b"small"}
-        await store.apply(REF, events.Answer({"a": payload, "b": b"small"}, SOON), NOW)
+        await store.apply(REF, events.TakeAnswers({"a": payload, "b": b"small"}, SOON), NOW)
         claimed = await claim(store)
         assert (claimed.call, claimed.state) == (payload, payload)
         assert list(claimed.journal) == [payload, payload]
@@ -614,9 +618,9 @@ class TaskStoreContract:
         lease = await working(
             store, call=EVERY_BYTE, state=EVERY_BYTE, journal=[EVERY_BYTE, b"", b"\0"]
         )
-        await store.write(lease, events.Suspend({"a": EVERY_BYTE}), NOW)
+        await store.write(lease, events.SuspendTask({"a": EVERY_BYTE}), NOW)
         assert (await record(store)).requests == {"a": EVERY_BYTE}
-        await store.apply(REF, events.Answer({"a": EVERY_BYTE}, SOON), NOW)
+        await store.apply(REF, events.TakeAnswers({"a": EVERY_BYTE}, SOON), NOW)
         claimed = await claim(store)
         assert (claimed.call, claimed.state, claimed.answers) == (
             EVERY_BYTE,
@@ -646,7 +650,9 @@ class TaskStoreContract:
     async def test_answers_of_500_kb(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "b": b"?", "c": b"?"})
         answers = {"a": blob(500_000), "b": b"small", "c": blob(500_001)}
-        assert (await store.apply(REF, events.Answer(answers, SOON), NOW)).result is Answered.FULLY
+        assert (
+            await store.apply(REF, events.TakeAnswers(answers, SOON), NOW)
+        ).result is AnswersTaken.FULLY
         assert (await claim(store)).answers == answers
 
     async def test_questions_of_500_kb(self, store: StoredTasks) -> None:
@@ -742,8 +748,8 @@ class TaskStoreContract:
             await store.write(lease, events.Checkpoint(added=added), SOON)
             await store.write(lease, events.Release(0, SOON), SOON)
         elif how == "suspend":
-            await store.write(lease, events.Suspend({"a": b"?"}, added=added), SOON)
-            await store.apply(REF, events.Answer({"a": b"!"}, SOON), SOON)
+            await store.write(lease, events.SuspendTask({"a": b"?"}, added=added), SOON)
+            await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), SOON)
         else:
             await store.write(lease, events.Release(0, SOON, added=added), SOON)
         claimed = await claim(store)
@@ -771,11 +777,11 @@ class TaskStoreContract:
         foreign = TaskRef("other", "id")
         assert await store.read(foreign, NOW) is None
         assert (
-            await store.apply(foreign, events.Answer({"a": b"!"}, SOON), NOW)
-        ).result is Answered.UNKNOWN_TASK
+            await store.apply(foreign, events.TakeAnswers({"a": b"!"}, SOON), NOW)
+        ).result is AnswersTaken.UNKNOWN_TASK
         assert (
-            await store.apply(foreign, events.Answer({"a": blob(9000)}, SOON), NOW)
-        ).result is Answered.UNKNOWN_TASK
+            await store.apply(foreign, events.TakeAnswers({"a": blob(9000)}, SOON), NOW)
+        ).result is AnswersTaken.UNKNOWN_TASK
         assert (
             await store.apply(foreign, events.Cancel("cancelled", NOW), NOW)
         ).result is Cancelled.UNKNOWN_TASK
@@ -793,21 +799,21 @@ class TaskStoreContract:
     async def test_a_task_past_its_time_is_as_if_it_never_was(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?"})
         assert (
-            await store.apply(REF, events.Answer({"a": b"!"}, SOON), END)
-        ).result is Answered.UNKNOWN_TASK
+            await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), END)
+        ).result is AnswersTaken.UNKNOWN_TASK
         assert (
-            await store.apply(REF, events.Answer({"b": b"!"}, SOON), END)
-        ).result is Answered.UNKNOWN_TASK
+            await store.apply(REF, events.TakeAnswers({"b": b"!"}, SOON), END)
+        ).result is AnswersTaken.UNKNOWN_TASK
         assert (
-            await store.apply(REF, events.Answer({"a": blob(9000)}, SOON), END)
-        ).result is Answered.UNKNOWN_TASK
+            await store.apply(REF, events.TakeAnswers({"a": blob(9000)}, SOON), END)
+        ).result is AnswersTaken.UNKNOWN_TASK
         assert (
             await store.apply(REF, events.Cancel("cancelled", END), END)
         ).result is Cancelled.UNKNOWN_TASK
         assert await store.claim(REF, events.Claim(END + 1, END + 1, END), END) is NotClaimed.GONE
         assert (
-            await store.apply(REF, events.Answer({"a": b"!"}, SOON), END - 1)
-        ).result is Answered.FULLY
+            await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), END - 1)
+        ).result is AnswersTaken.FULLY
         assert (await store.apply(REF, events.Requeue(END), END)).happened is False
         assert await store.claim(REF, events.Claim(END + 1, END + 1, END), END) is NotClaimed.GONE
         assert (
@@ -823,7 +829,7 @@ class TaskStoreContract:
         await asking(
             store, {"a": b"?"}, call=blob(9000), journal=[b"0", blob(9000)], state=blob(9000)
         )
-        await store.apply(REF, events.Answer({"a": blob(9000)}, SOON), NOW)
+        await store.apply(REF, events.TakeAnswers({"a": blob(9000)}, SOON), NOW)
         lease = (await claim(store)).lease
         await store.write(lease, events.Checkpoint(added=Added([b"1", blob(20_000)])), NOW)
         before = await record(store)
@@ -866,7 +872,7 @@ class TaskStoreContract:
     ) -> None:
         keys = ["z", "a", "Z", "m", "10", "9", "a.b", "#a", ":a", "ä", "a b", "status", "a[0]"]
         requests = {key: key.encode() for key in keys}
-        await store.write(await working(store), events.Suspend(requests), SOON)
+        await store.write(await working(store), events.SuspendTask(requests), SOON)
         found = await record(store)
         assert list(found.requests.items()) == list(requests.items())
         assert (found.status, found.updated_ms, found.due_ms) == (Status.INPUT_REQUIRED, SOON, END)
@@ -878,7 +884,9 @@ class TaskStoreContract:
         requests = {f"question {n * 7 % 150}": b"%d" % n for n in range(150)}
         await asking(store, requests)
         assert list((await record(store)).requests.items()) == list(requests.items())
-        assert (await store.apply(REF, events.Answer(requests, SOON), NOW)).result is Answered.FULLY
+        assert (
+            await store.apply(REF, events.TakeAnswers(requests, SOON), NOW)
+        ).result is AnswersTaken.FULLY
         assert (await claim(store)).answers == requests
 
     # answer
@@ -886,8 +894,8 @@ class TaskStoreContract:
     async def test_with_all_answers_the_task_works_and_is_due(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
         assert (
-            await store.apply(REF, events.Answer({"b": b"2", "a": b"1"}, SOON + 1), SOON)
-        ).result is Answered.FULLY
+            await store.apply(REF, events.TakeAnswers({"b": b"2", "a": b"1"}, SOON + 1), SOON)
+        ).result is AnswersTaken.FULLY
         found = await record(store)
         assert (found.status, found.requests, found.due_ms, found.updated_ms) == (
             Status.WORKING,
@@ -903,15 +911,15 @@ class TaskStoreContract:
     ) -> None:
         await asking(store, {"c": b"3?", "b": b"2?", "a": b"1?"})
         assert (
-            await store.apply(REF, events.Answer({"b": blob(size)}, SOON), SOON)
-        ).result is Answered.PARTLY
+            await store.apply(REF, events.TakeAnswers({"b": blob(size)}, SOON), SOON)
+        ).result is AnswersTaken.PARTLY
         found = await record(store)
         assert list(found.requests.items()) == [("c", b"3?"), ("a", b"1?")]
         assert (found.status, found.due_ms, found.updated_ms) == (Status.INPUT_REQUIRED, END, SOON)
         assert await store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.WAITING
         assert (
-            await store.apply(REF, events.Answer({"a": b"1", "c": b"3"}, SOON), SOON)
-        ).result is Answered.FULLY
+            await store.apply(REF, events.TakeAnswers({"a": b"1", "c": b"3"}, SOON), SOON)
+        ).result is AnswersTaken.FULLY
         assert (await claim(store)).answers == {"a": b"1", "b": blob(size), "c": b"3"}
 
     @pytest.mark.parametrize("size", [1, 9000])
@@ -924,12 +932,12 @@ class TaskStoreContract:
             {"": blob(size), "A": b"", "a ": b"", "k" * 70_000: b""},
         ):
             assert (
-                await store.apply(REF, events.Answer(answers, SOON), NOW)
-            ).result is Answered.NOT_NEEDED
+                await store.apply(REF, events.TakeAnswers(answers, SOON), NOW)
+            ).result is AnswersTaken.NOT_NEEDED
         assert await record(store) == before
         assert (
-            await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
-        ).result is Answered.FULLY
+            await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)
+        ).result is AnswersTaken.FULLY
         assert (await claim(store)).answers == {"a": b"!"}
 
     @pytest.mark.parametrize("size", [1, 9000])
@@ -938,44 +946,46 @@ class TaskStoreContract:
     ) -> None:
         await asking(store, {"a": b"?"})
         assert (
-            await store.apply(REF, events.Answer({"a": b"!", "b": blob(size), "": b""}, SOON), NOW)
-        ).result is Answered.FULLY
+            await store.apply(
+                REF, events.TakeAnswers({"a": b"!", "b": blob(size), "": b""}, SOON), NOW
+            )
+        ).result is AnswersTaken.FULLY
         assert (await claim(store)).answers == {"a": b"!"}
 
     async def test_an_unknown_answer_beside_some_does_no_harm(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "c": b"?"})
         assert (
-            await store.apply(REF, events.Answer({"a": b"!", "b": b"!"}, SOON), NOW)
-        ).result is Answered.PARTLY
+            await store.apply(REF, events.TakeAnswers({"a": b"!", "b": b"!"}, SOON), NOW)
+        ).result is AnswersTaken.PARTLY
         assert (
-            await store.apply(REF, events.Answer({"c": b"!"}, SOON), NOW)
-        ).result is Answered.FULLY
+            await store.apply(REF, events.TakeAnswers({"c": b"!"}, SOON), NOW)
+        ).result is AnswersTaken.FULLY
         assert (await claim(store)).answers == {"a": b"!", "c": b"!"}
 
     async def test_the_first_answer_to_a_question_counts(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
         assert (
-            await store.apply(REF, events.Answer({"a": b"first"}, SOON), NOW)
-        ).result is Answered.PARTLY
+            await store.apply(REF, events.TakeAnswers({"a": b"first"}, SOON), NOW)
+        ).result is AnswersTaken.PARTLY
         before = await record(store)
         assert (
-            await store.apply(REF, events.Answer({"a": b"second"}, SOON), SOON)
-        ).result is Answered.NOT_NEEDED
+            await store.apply(REF, events.TakeAnswers({"a": b"second"}, SOON), SOON)
+        ).result is AnswersTaken.NOT_NEEDED
         assert await record(store) == before
         assert (
-            await store.apply(REF, events.Answer({"a": b"third", "b": b"first"}, SOON), NOW)
-        ).result is Answered.FULLY
+            await store.apply(REF, events.TakeAnswers({"a": b"third", "b": b"first"}, SOON), NOW)
+        ).result is AnswersTaken.FULLY
         assert (
-            await store.apply(REF, events.Answer({"a": b"late", "b": b"late"}, SOON), NOW)
-        ).result is Answered.NOT_NEEDED
+            await store.apply(REF, events.TakeAnswers({"a": b"late", "b": b"late"}, SOON), NOW)
+        ).result is AnswersTaken.NOT_NEEDED
         assert (await claim(store)).answers == {"a": b"first", "b": b"first"}
 
     async def test_a_task_that_does_not_ask_needs_no_answer(self, store: StoredTasks) -> None:
         await store.create(new())
         before = await record(store)
         assert (
-            await store.apply(REF, events.Answer({"a": b"!"}, END), NOW)
-        ).result is Answered.NOT_NEEDED
+            await store.apply(REF, events.TakeAnswers({"a": b"!"}, END), NOW)
+        ).result is AnswersTaken.NOT_NEEDED
         assert await record(store) == before
 
     @pytest.mark.parametrize("status", TERMINAL)
@@ -985,8 +995,8 @@ class TaskStoreContract:
         await over(store, status)
         before = await record(store)
         assert (
-            await store.apply(REF, events.Answer({"a": b"!"}, END), SOON)
-        ).result is Answered.NOT_NEEDED
+            await store.apply(REF, events.TakeAnswers({"a": b"!"}, END), SOON)
+        ).result is AnswersTaken.NOT_NEEDED
         assert await record(store) == before
 
     async def test_an_answer_after_the_end_is_too_late_for_the_question_it_is_for(
@@ -995,32 +1005,32 @@ class TaskStoreContract:
         await asking(store, {"a": b"?"})
         await store.apply(REF, events.Cancel("cancelled", NOW), NOW)
         assert (
-            await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
-        ).result is Answered.NOT_NEEDED
+            await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)
+        ).result is AnswersTaken.NOT_NEEDED
         assert (await record(store)).status is Status.CANCELLED
 
     async def test_an_answer_to_an_unknown_task_is_for_an_unknown_task(
         self, store: StoredTasks
     ) -> None:
         assert (
-            await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
-        ).result is Answered.UNKNOWN_TASK
+            await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)
+        ).result is AnswersTaken.UNKNOWN_TASK
         assert (
-            await store.apply(REF, events.Answer({}, SOON), NOW)
-        ).result is Answered.UNKNOWN_TASK
+            await store.apply(REF, events.TakeAnswers({}, SOON), NOW)
+        ).result is AnswersTaken.UNKNOWN_TASK
         assert (
-            await store.apply(REF, events.Answer({"a": blob(9000)}, SOON), NOW)
-        ).result is Answered.UNKNOWN_TASK
+            await store.apply(REF, events.TakeAnswers({"a": blob(9000)}, SOON), NOW)
+        ).result is AnswersTaken.UNKNOWN_TASK
 
     async def test_answers_of_all_rounds_are_kept(self, store: StoredTasks) -> None:
         lease = await working(store)
         expected: dict[str, bytes] = {}
         for n in range(30):
-            await store.write(lease, events.Suspend({f"{n}/{m}": b"?" for m in range(4)}), NOW)
+            await store.write(lease, events.SuspendTask({f"{n}/{m}": b"?" for m in range(4)}), NOW)
             answers = {f"{n}/{m}": b"%d %d %b" % (n, m, blob(3900)) for m in range(4)}
             assert (
-                await store.apply(REF, events.Answer(answers, SOON), NOW)
-            ).result is Answered.FULLY
+                await store.apply(REF, events.TakeAnswers(answers, SOON), NOW)
+            ).result is AnswersTaken.FULLY
             expected |= answers
             lease = (await claim(store)).lease
         assert (await take_over(store)).answers == expected
@@ -1029,12 +1039,12 @@ class TaskStoreContract:
         self, store: StoredTasks
     ) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
-        await store.apply(REF, events.Answer({"a": b"old", "b": b"b"}, SOON), NOW)
-        await store.write((await claim(store)).lease, events.Suspend({"a": b"again?"}), NOW)
+        await store.apply(REF, events.TakeAnswers({"a": b"old", "b": b"b"}, SOON), NOW)
+        await store.write((await claim(store)).lease, events.SuspendTask({"a": b"again?"}), NOW)
         assert (await record(store)).requests == {"a": b"again?"}
         assert (
-            await store.apply(REF, events.Answer({"a": b"new"}, SOON), NOW)
-        ).result is Answered.FULLY
+            await store.apply(REF, events.TakeAnswers({"a": b"new"}, SOON), NOW)
+        ).result is AnswersTaken.FULLY
         assert (await claim(store)).answers == {"a": b"new", "b": b"b"}
 
     @pytest.mark.parametrize("size", [1, 9000])
@@ -1044,11 +1054,11 @@ class TaskStoreContract:
         answers = {f"{n}": b"%d %b" % (n, blob(size)) for n in range(12)}
         await asking(stores[0], dict.fromkeys(answers, b"?"))
         each = [
-            stores[n % 4].apply(REF, events.Answer({key: value}, SOON), NOW)
+            stores[n % 4].apply(REF, events.TakeAnswers({key: value}, SOON), NOW)
             for n, (key, value) in enumerate(answers.items())
         ]
         got = [str(decision.result) for decision in await asyncio.gather(*each)]
-        assert sorted(got) == [Answered.FULLY] + [Answered.PARTLY] * 11
+        assert sorted(got) == [AnswersTaken.FULLY] + [AnswersTaken.PARTLY] * 11
         assert (await claim(stores[0])).answers == answers
 
     async def test_of_two_answers_to_a_question_one_is_taken(
@@ -1056,12 +1066,12 @@ class TaskStoreContract:
     ) -> None:
         await asking(stores[0], {"a": b"?"})
         each = [
-            store.apply(REF, events.Answer({"a": b"%d" % n}, SOON), NOW)
+            store.apply(REF, events.TakeAnswers({"a": b"%d" % n}, SOON), NOW)
             for n, store in enumerate(stores * 3)
         ]
         got = [str(decision.result) for decision in await asyncio.gather(*each)]
-        assert sorted(got) == [Answered.FULLY] + [Answered.NOT_NEEDED] * 11
-        assert (await claim(stores[0])).answers == {"a": b"%d" % got.index(Answered.FULLY)}
+        assert sorted(got) == [AnswersTaken.FULLY] + [AnswersTaken.NOT_NEEDED] * 11
+        assert (await claim(stores[0])).answers == {"a": b"%d" % got.index(AnswersTaken.FULLY)}
 
     async def test_an_answer_and_a_cancellation_at_once_leave_it_cancelled(
         self, stores: list[StoredTasks]
@@ -1070,9 +1080,9 @@ class TaskStoreContract:
             ref = TaskRef("owner", f"{n}")
             await asking(stores[0], {"a": b"?", "b": b"?"}, ref)
             await asyncio.gather(
-                stores[1].apply(ref, events.Answer({"a": b"!"}, SOON), NOW),
+                stores[1].apply(ref, events.TakeAnswers({"a": b"!"}, SOON), NOW),
                 stores[2].apply(ref, events.Cancel("cancelled", NOW), NOW),
-                stores[3].apply(ref, events.Answer({"b": b"!"}, SOON), NOW),
+                stores[3].apply(ref, events.TakeAnswers({"b": b"!"}, SOON), NOW),
             )
             found = await record(stores[0], ref)
             assert (found.status, found.requests, found.due_ms) == (Status.CANCELLED, {}, None)
@@ -1117,11 +1127,13 @@ class TaskStoreContract:
         assert await due_ms() == UNTIL + 2
         await store.write(lease, events.Release(0, SOON + 2), NOW)
         assert await due_ms() == SOON + 2
-        await store.write((await claim(store)).lease, events.Suspend({"a": b"?", "b": b"?"}), NOW)
+        await store.write(
+            (await claim(store)).lease, events.SuspendTask({"a": b"?", "b": b"?"}), NOW
+        )
         assert await due_ms() == END
-        await store.apply(REF, events.Answer({"a": b"!"}, SOON + 3), NOW)
+        await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON + 3), NOW)
         assert await due_ms() == END
-        await store.apply(REF, events.Answer({"b": b"!"}, SOON + 3), NOW)
+        await store.apply(REF, events.TakeAnswers({"b": b"!"}, SOON + 3), NOW)
         assert await due_ms() == SOON + 3
         await store.apply(REF, events.Requeue(SOON + 4), NOW)
         assert await due_ms() == SOON + 4
@@ -1303,9 +1315,9 @@ class TaskStoreContract:
         assert await unsent()
         await store.apply(REF, events.Requeue(SOON), NOW)
         assert not await unsent()
-        await store.write((await claim(store)).lease, events.Suspend({"a": b"?"}), NOW)
+        await store.write((await claim(store)).lease, events.SuspendTask({"a": b"?"}), NOW)
         assert not await unsent()
-        await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
+        await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)
         assert not await unsent()
 
     async def test_many_are_postponed_at_once_and_each_by_itself(
@@ -1480,7 +1492,7 @@ class TaskStoreContract:
     ) -> None:
         large: dict[str, Any] = {"call": blob(9000), "state": blob(3000)}
         lease = await asking(store, {"a": b"question"}, **large)
-        await store.apply(REF, events.Answer({"a": blob(700)}, SOON), NOW)
+        await store.apply(REF, events.TakeAnswers({"a": blob(700)}, SOON), NOW)
         lease = (await claim(store)).lease
         for n in range(3):
             await store.write(lease, events.Checkpoint(added=Added([blob(2000 + n)])), NOW)
@@ -1535,7 +1547,7 @@ class TaskStoreContract:
             Raised("charge", "", False),
         ]
         lease = await asking(store, {"who": b"{}"}, call=call.to_bytes(), call_id="call")
-        await store.apply(REF, events.Answer({"who": b'{"action":"decline"}'}, SOON), NOW)
+        await store.apply(REF, events.TakeAnswers({"who": b'{"action":"decline"}'}, SOON), NOW)
         lease = (await claim(store)).lease
         for entry in entries:
             await store.write(lease, events.Checkpoint(added=Added([encode(row(entry))])), NOW)
@@ -1597,7 +1609,7 @@ class TaskStoreContract:
             await store.write(lease, events.Checkpoint(added=added), NOW)
             awaits: dict[str, Any] = {"wake_ms": END, "awaits": ["event:paid"], "ready_ms": SOON}
             if requests:
-                await store.write(lease, events.Suspend(requests, **awaits), NOW)
+                await store.write(lease, events.SuspendTask(requests, **awaits), NOW)
             else:
                 await store.write(lease, events.Release(due_ms=END, **awaits), NOW)
             assert ref not in [task.ref for task in await store.due(SOON, 10)]
@@ -1700,8 +1712,10 @@ class TaskStoreContract:
         ]
         rows = [encode(row(entry)) for entry in entries]
         lease = await working(store, call=call.to_bytes(), state=b'{"a": 1}')
-        await store.write(lease, events.Suspend({"who": b"?"}, added=Added(rows[:2])), NOW)
-        await store.apply(REF, events.Answer({"who": encode({"action": "decline"})}, SOON), NOW)
+        await store.write(lease, events.SuspendTask({"who": b"?"}, added=Added(rows[:2])), NOW)
+        await store.apply(
+            REF, events.TakeAnswers({"who": encode({"action": "decline"})}, SOON), NOW
+        )
         lease = (await claim(store)).lease
         marks = [Mark("event:paid", END)]
         await store.write(lease, events.Checkpoint(added=Added(rows[2:], events=marks)), NOW)

@@ -21,7 +21,7 @@ from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.once import OnceRecord, OnceStore
 from roundgate.storage.tasks import TaskRef, Wanted
 from roundgate.tasks import events
-from roundgate.tasks.events import Added, Answered
+from roundgate.tasks.events import Added, AnswersTaken
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 from tests.roundgate.storage import contract, task_contract
 from tests.roundgate.storage.contract import LATER
@@ -188,8 +188,8 @@ async def test_every_row_goes_two_days_after_the_end(
     await store.create(new(call=blob(9000), state=blob(9000), journal=[blob(9000)]))
     lease = (await claim(store)).lease
     await store.write(lease, events.Checkpoint(added=Added([blob(9000)], blob(9000))), NOW)
-    await store.write(lease, events.Suspend({"a": blob(9000)}), NOW)
-    await store.apply(REF, events.Answer({"a": blob(9000)}, SOON), NOW)
+    await store.write(lease, events.SuspendTask({"a": blob(9000)}), NOW)
+    await store.apply(REF, events.TakeAnswers({"a": blob(9000)}, SOON), NOW)
     await store.write((await claim(store)).lease, events.Finish(Status.COMPLETED, blob(9000)), NOW)
     rows = dynamodb.items(table)
     assert len(rows) == 7, "head, call, 2 of the journal, last state, answer, result"
@@ -367,10 +367,10 @@ async def test_everything_usual_is_one_write_and_a_read_before_it_without_a_leas
     ) == {"update_item": 1}
     assert await calls(store.write(lease, events.Checkpoint(UNTIL), NOW)) == {"update_item": 1}
     assert await calls(
-        store.write(lease, events.Suspend({"a": b"?", "b": b"?"}, added=Added([b"3"])), NOW)
+        store.write(lease, events.SuspendTask({"a": b"?", "b": b"?"}, added=Added([b"3"])), NOW)
     ) == {"update_item": 1}
     assert (
-        await calls(store.apply(REF, events.Answer({"a": b"!", "b": b"!"}, SOON), NOW))
+        await calls(store.apply(REF, events.TakeAnswers({"a": b"!", "b": b"!"}, SOON), NOW))
         == READ_AND_WRITE
     )
     lease = (await claim(store)).lease
@@ -405,15 +405,15 @@ async def test_a_cancellation_of_what_is_over_or_unknown_is_one_read(tasks: Coun
 async def test_answers_that_nothing_waits_for_cost_one_read(tasks: Counted) -> None:
     await asking(tasks.store, {"a": b"?"})
     for ref in (REF, TaskRef("owner", "unknown")):
-        assert await tasks.calls(tasks.store.apply(ref, events.Answer({"b": b"!"}, SOON), NOW)) == {
-            "get_item": 1
-        }
+        assert await tasks.calls(
+            tasks.store.apply(ref, events.TakeAnswers({"b": b"!"}, SOON), NOW)
+        ) == {"get_item": 1}
 
 
 async def test_an_answer_without_a_key_is_never_named_in_an_expression(tasks: Counted) -> None:
     """DynamoDB has no attribute without a name."""
     await asking(tasks.store, {"a": b"?"})
-    assert await tasks.calls(tasks.store.apply(REF, events.Answer({"": b"!"}, SOON), NOW)) == {
+    assert await tasks.calls(tasks.store.apply(REF, events.TakeAnswers({"": b"!"}, SOON), NOW)) == {
         "get_item": 1
     }
 
@@ -421,7 +421,7 @@ async def test_an_answer_without_a_key_is_never_named_in_an_expression(tasks: Co
 async def test_some_answers_cost_what_all_cost(tasks: Counted) -> None:
     await asking(tasks.store, {"a": b"?", "b": b"?"})
     assert (
-        await tasks.calls(tasks.store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW))
+        await tasks.calls(tasks.store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW))
         == READ_AND_WRITE
     )
 
@@ -431,7 +431,7 @@ async def test_large_answers_leave_no_rows_where_nobody_asked(
 ) -> None:
     unknown = TaskRef("owner", "unknown")
     assert await tasks.calls(
-        tasks.store.apply(unknown, events.Answer({"a": blob(500_000)}, SOON), NOW)
+        tasks.store.apply(unknown, events.TakeAnswers({"a": blob(500_000)}, SOON), NOW)
     ) == {"get_item": 1}
     assert dynamodb.items(table) == []
 
@@ -472,10 +472,10 @@ async def test_what_a_later_write_replaces_is_read_no_more_and_deleted(
     for n in range(4):
         lease = (await claim(store)).lease
         await store.write(lease, events.Checkpoint(added=Added(state=blob(20_000 + n))), NOW)
-        await store.write(lease, events.Suspend({"a": blob(9_000), "b": b"?"}), NOW)
-        await store.apply(REF, events.Answer({"b": b"!"}, SOON), NOW)
+        await store.write(lease, events.SuspendTask({"a": blob(9_000), "b": b"?"}), NOW)
+        await store.apply(REF, events.TakeAnswers({"b": b"!"}, SOON), NOW)
         assert (await record(store)).requests == {"a": blob(9_000)}
-        await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
+        await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)
     assert len(dynamodb.items(table)) == 3, "head, call, the last state"
 
 
@@ -525,13 +525,13 @@ async def test_answers_that_a_worker_has_seen_are_not_paid_for_at_each_step(
 ) -> None:
     answers = {f"{n}": blob(900 + n) for n in range(6)}
     await asking(tasks.store, dict.fromkeys([*answers, "last"], b"?"))
-    await tasks.store.apply(REF, events.Answer({**answers, "last": b"!"}, SOON), NOW)
+    await tasks.store.apply(REF, events.TakeAnswers({**answers, "last": b"!"}, SOON), NOW)
     lease = (await claim(tasks.store)).lease
     await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
     (head,) = [row for row in dynamodb.items(table) if row["sk"]["S"] == "0"]
     assert head["answers"] == {"M": {}}
-    await tasks.store.write(lease, events.Suspend({"0": b"again?"}), NOW)
-    await tasks.store.apply(REF, events.Answer({"0": b"new"}, SOON), NOW)
+    await tasks.store.write(lease, events.SuspendTask({"0": b"again?"}), NOW)
+    await tasks.store.apply(REF, events.TakeAnswers({"0": b"new"}, SOON), NOW)
     claimed = await claim(tasks.store)
     assert claimed.answers == {**answers, "last": b"!", "0": b"new"}
     assert list(claimed.journal) == [b"entry"]
@@ -674,9 +674,12 @@ async def test_what_the_documentation_says_that_operations_cost(metered: Metered
     assert await units(store.write(lease, events.Checkpoint(UNTIL + 2), NOW)) == (0, 1)
     assert await units(store.write(lease, events.Checkpoint(UNTIL + 3, UNTIL + 9), NOW)) == (0, 3)
     assert await units(store.read(REF, NOW)) == (1, 0)
-    assert await units(store.write(lease, events.Suspend({"a": b"?", "b": b"?"}), NOW)) == (0, 3)
-    assert await units(store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)) == (1, 1)
-    assert await units(store.apply(REF, events.Answer({"b": b"!"}, SOON), NOW)) == (1, 3)
+    assert await units(store.write(lease, events.SuspendTask({"a": b"?", "b": b"?"}), NOW)) == (
+        0,
+        3,
+    )
+    assert await units(store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)) == (1, 1)
+    assert await units(store.apply(REF, events.TakeAnswers({"b": b"!"}, SOON), NOW)) == (1, 3)
     lease = (await claim(store)).lease
     assert await units(store.write(lease, events.Release(0, SOON + 1), NOW)) == (0, 3)
     lease = (await claim(store)).lease
@@ -745,9 +748,9 @@ async def test_a_claim_reads_what_is_live_and_a_look_what_is_shown(metered: Mete
     for n in range(12):
         lease = (await claim(store)).lease
         await store.write(lease, events.Checkpoint(added=Added(state=blob(9_000 + n))), NOW)
-        await store.write(lease, events.Suspend({"a": blob(9_000)}), NOW)
+        await store.write(lease, events.SuspendTask({"a": blob(9_000)}), NOW)
         assert (await metered.of(store.read(REF, NOW)))[0] <= 4, "the head and one question"
-        await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
+        await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)
         assert (await metered.of(store.read(REF, NOW)))[0] <= 1
         assert (await metered.of(claim(store)))[0] <= live + 2
         await store.apply(REF, events.LetGo(SOON, blame=False, fence=2 * n + 2), NOW)
@@ -804,12 +807,12 @@ async def test_what_passes_is_unavailable(tasks: Counted, error: Exception) -> N
         store.create(new()),
         store.create(new(call=blob(9000))),
         store.read(REF, NOW),
-        store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW),
-        store.apply(REF, events.Answer({"a": blob(9000)}, SOON), NOW),
+        store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW),
+        store.apply(REF, events.TakeAnswers({"a": blob(9000)}, SOON), NOW),
         store.apply(REF, events.Cancel("cancelled", NOW), NOW),
         store.claim(REF, events.Claim(UNTIL, UNTIL, NOW), NOW),
         store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW),
-        store.write(lease, events.Suspend({"a": b"?"}), NOW),
+        store.write(lease, events.SuspendTask({"a": b"?"}), NOW),
         store.write(lease, events.Release(0, SOON), NOW),
         store.write(lease, events.Finish(Status.COMPLETED, b""), NOW),
         store.due(NOW, 10),
@@ -941,9 +944,13 @@ async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, tab
     await store.write(lease, events.Checkpoint(added=Added([b"1"], status_message="on it")), NOW)
     await store.write(lease, events.Checkpoint(UNTIL, added=Added([b"2", blob(9000)])), NOW)
     await store.write(lease, events.Checkpoint(added=Added([blob(9001)])), NOW)
-    await store.write(lease, events.Suspend({"a": b"?", "b": b"?"}, added=Added([b"3"])), NOW)
-    assert (await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)).result is Answered.PARTLY
-    assert (await store.apply(REF, events.Answer({"b": b"!"}, SOON), NOW)).result is Answered.FULLY
+    await store.write(lease, events.SuspendTask({"a": b"?", "b": b"?"}, added=Added([b"3"])), NOW)
+    assert (
+        await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)
+    ).result is AnswersTaken.PARTLY
+    assert (
+        await store.apply(REF, events.TakeAnswers({"b": b"!"}, SOON), NOW)
+    ).result is AnswersTaken.FULLY
     (task,) = await store.due(END, 10)
     assert await postpone(store, task, UNTIL) is True
     assert (await store.apply(REF, events.Requeue(SOON), NOW)).happened is True

@@ -17,7 +17,7 @@ from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.storage.once import OnceStore
 from roundgate.storage.postgres import (
-    Database,
+    PostgresDatabase,
     PostgresQueue,
     PostgresSessions,
     PostgresTasks,
@@ -28,7 +28,15 @@ from roundgate.storage.postgres.queue import HIDDEN_MS
 from roundgate.storage.postgres.schema import MIGRATIONS, migrate
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sessions import SessionRow
-from roundgate.storage.tasks import FORGET_AFTER_MS, Change, Lost, Part, Put, TaskRecord, TaskRef
+from roundgate.storage.tasks import (
+    FORGET_AFTER_MS,
+    Lost,
+    Put,
+    RecordChange,
+    RecordPart,
+    TaskRecord,
+    TaskRef,
+)
 from roundgate.tasks import events
 from roundgate.tasks.stored import StoredTasks
 from tests.roundgate.storage import contract, queue_contract, session_contract, task_contract
@@ -51,7 +59,7 @@ from tests.roundgate.storage.test_sqlite_plans import of_owners, of_workers
 from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.postgresql import Server
 
-Connect = Callable[..., Database]
+Connect = Callable[..., PostgresDatabase]
 
 _CLAIM = """
 import asyncio, sys
@@ -83,10 +91,10 @@ def clock() -> FixedClock:
 @pytest.fixture
 async def connect(postgresql: Server) -> AsyncIterator[Connect]:
     """Makes the connections of one more process."""
-    made: list[Database] = []
+    made: list[PostgresDatabase] = []
 
-    def one(url: str = postgresql.url, connections: int = 4) -> Database:
-        made.append(Database(url, connections))
+    def one(url: str = postgresql.url, connections: int = 4) -> PostgresDatabase:
+        made.append(PostgresDatabase(url, connections))
         return made[-1]
 
     yield one
@@ -135,7 +143,9 @@ class TestPostgresTasks(task_contract.TaskStoreContract):
             ref = TaskRef("owner", f"{n}")
             await stores[0].create(new(ref))
             known = await raw(stores[0], ref)
-            change = Change(known, replace(known, fence=1), [Put(Part.JOURNAL, blob(5_000))])
+            change = RecordChange(
+                known, replace(known, fence=1), [Put(RecordPart.JOURNAL, blob(5_000))]
+            )
             swapped, deleted = await asyncio.gather(
                 stores[1].store.swap(change), stores[2].store.delete(known)
             )
@@ -153,7 +163,9 @@ class TestPostgresTasks(task_contract.TaskStoreContract):
         assert record is not None
         assert list(record.requests) == ["a\0b", "ä\n'"]
         known = await raw(store)
-        swapped = await store.store.swap(Change(known, replace(known, status_message="one\0two")))
+        swapped = await store.store.swap(
+            RecordChange(known, replace(known, status_message="one\0two"))
+        )
         assert isinstance(swapped, TaskRecord)
         assert (await raw(store)).status_message == "one\ufffdtwo", "PostgreSQL keeps no NUL"
 
@@ -719,7 +731,7 @@ class TestAway:
         assert [tuple(row) for row in rows] == [(2,), (2,)]
 
     def test_stores_work_in_one_event_loop_after_another(self, postgresql: Server) -> None:
-        store = PostgresSessions(Database(postgresql.url), Clock())
+        store = PostgresSessions(PostgresDatabase(postgresql.url), Clock())
 
         async def use(value: bytes) -> SessionRow | None:
             await store.put("key", value, LATER)
@@ -741,7 +753,7 @@ class TestAway:
         assert len(await second) == 1
 
 
-class Traced(Database):
+class Traced(PostgresDatabase):
     """Remembers each statement."""
 
     def __init__(self, url: str) -> None:

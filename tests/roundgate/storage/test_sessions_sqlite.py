@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.storage.sqlite.database import FORGET_BYTES, Database
+from roundgate.storage.sqlite.database import FORGET_BYTES, SqliteDatabase
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.roundgate.storage.account_contract import AccountContract
 from tests.roundgate.storage.rate_contract import RateContract
@@ -28,14 +28,14 @@ def clock() -> FixedClock:
 
 @pytest.fixture
 async def store(path: Path, clock: FixedClock) -> AsyncIterator[SqliteSessions]:
-    made = SqliteSessions(Database(path), clock)
+    made = SqliteSessions(SqliteDatabase(path), clock)
     yield made
     await made.aclose()
 
 
 @pytest.fixture
 async def another(path: Path, clock: FixedClock) -> AsyncIterator[SqliteSessions]:
-    made = SqliteSessions(Database(path), clock)
+    made = SqliteSessions(SqliteDatabase(path), clock)
     yield made
     await made.aclose()
 

@@ -20,7 +20,7 @@ from roundgate.errors import Unavailable
 from roundgate.storage.once import OnceStore
 from roundgate.storage.sqlite.database import (
     MIGRATIONS,
-    Database,
+    SqliteDatabase,
     migrate,
     other_version,
 )
@@ -73,7 +73,7 @@ async def reopen(path: Path, clock: FixedClock) -> AsyncIterator[Reopen]:
     made: list[SqliteSessions] = []
 
     def open_one() -> OnceStore:
-        made.append(SqliteSessions(Database(path), clock))
+        made.append(SqliteSessions(SqliteDatabase(path), clock))
         return OnceStore(made[-1])
 
     yield open_one
@@ -108,14 +108,14 @@ class TestSqliteOnce(OnceStoreContract):
         db.close()
 
     def test_making_a_store_touches_no_file(self, path: Path, clock: FixedClock) -> None:
-        SqliteSessions(Database(path), clock)
+        SqliteSessions(SqliteDatabase(path), clock)
         assert not path.parent.exists()
 
 
 async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> None:
     before = os.umask(0)
     try:
-        once = SqliteSessions(Database(path), FixedClock())
+        once = SqliteSessions(SqliteDatabase(path), FixedClock())
         await once.put_new("t", b"", LATER)
         modes = {
             one.name: stat.S_IMODE(one.stat().st_mode)
@@ -133,7 +133,7 @@ async def test_a_connection_takes_no_locks_from_the_others_of_its_process(tmp_pa
     """Or the next process to leave believes that it is the last one, and takes the
     write-ahead log with it."""
     path = tmp_path / "store.sqlite3"
-    first, second = Database(path), Database(path)
+    first, second = SqliteDatabase(path), SqliteDatabase(path)
     assert await first.read(lambda db: db.execute("select count(*) from tasks").fetchone()) == (0,)
     assert await second.read(lambda db: db.execute("select count(*) from tasks").fetchone()) == (0,)
     for number in range(2):
@@ -149,7 +149,7 @@ async def test_a_connection_takes_no_locks_from_the_others_of_its_process(tmp_pa
 
 async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
     """SQLite has ended the transaction by then: there is nothing to roll back."""
-    database = Database(path)
+    database = SqliteDatabase(path)
 
     def insert(db: sqlite3.Connection) -> None:
         facts = ("key", b"x" * 100_000, 1, LATER)
@@ -177,7 +177,7 @@ def _limit_pages(db: sqlite3.Connection, more: int) -> None:
 
 async def test_a_commit_that_fails_leaves_no_transaction_behind(path: Path) -> None:
     """Or its connection would keep the lock, and be good for nothing more."""
-    database = Database(path)
+    database = SqliteDatabase(path)
 
     def insert(db: sqlite3.Connection) -> None:
         db.execute("pragma defer_foreign_keys = on")  # looked at when it is committed
@@ -194,7 +194,7 @@ async def test_a_file_that_is_no_database_is_said_by_whoever_reads_or_writes(
 ) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("What was bought: " * 500)
-    store = SqliteSessions(Database(file), FixedClock())
+    store = SqliteSessions(SqliteDatabase(file), FixedClock())
     with pytest.raises(Unavailable, match="file is not a database"):
         await store.read("t")
     with pytest.raises(Unavailable, match="file is not a database"):
@@ -207,13 +207,13 @@ async def test_a_file_that_is_no_database_is_said_by_whoever_reads_or_writes(
 async def test_a_file_of_another_version_is_left_alone_and_says_so(
     path: Path, version: int
 ) -> None:
-    store = SqliteSessions(Database(path), FixedClock())
+    store = SqliteSessions(SqliteDatabase(path), FixedClock())
     assert await store.put_new("t", b"", LATER)
     await store.aclose()
     db = sqlite3.connect(path)
     db.execute(f"pragma user_version = {version}")
     db.close()
-    store = SqliteSessions(Database(path), FixedClock())
+    store = SqliteSessions(SqliteDatabase(path), FixedClock())
     with pytest.raises(
         Unavailable, match=rf"written by another version .* \(file version {version}"
     ):
@@ -222,7 +222,7 @@ async def test_a_file_of_another_version_is_left_alone_and_says_so(
 
 
 async def test_a_file_with_other_tables_of_the_same_version_is_refused(path: Path) -> None:
-    store = SqliteSessions(Database(path), FixedClock())
+    store = SqliteSessions(SqliteDatabase(path), FixedClock())
     assert await store.put_new("t", b"", LATER)
     await store.aclose()
     assert other_version(path) is None
@@ -230,14 +230,14 @@ async def test_a_file_with_other_tables_of_the_same_version_is_refused(path: Pat
         db.execute("pragma application_id = 0")  # as files from before the tables were settled
     reason = r"written by another version of the gateway \(file version 1, with other tables\)"
     assert re.search(reason, other_version(path) or "")
-    store = SqliteSessions(Database(path), FixedClock())
+    store = SqliteSessions(SqliteDatabase(path), FixedClock())
     with pytest.raises(Unavailable, match=reason):
         await store.read("t")
     await store.aclose()
 
 
 async def test_a_file_of_an_earlier_version_is_migrated_and_keeps_its_rows(path: Path) -> None:
-    store = SqliteSessions(Database(path), FixedClock())
+    store = SqliteSessions(SqliteDatabase(path), FixedClock())
     await store.put_new("token", b"", LATER)
     await store.aclose()
     later = (
@@ -253,7 +253,7 @@ async def test_a_file_of_an_earlier_version_is_migrated_and_keeps_its_rows(path:
 
 
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
-    store = SqliteSessions(Database(path), FixedClock())
+    store = SqliteSessions(SqliteDatabase(path), FixedClock())
     await store.put_new("token", b"", LATER)
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         broken = (*MIGRATIONS, "alter table sessions add column owner text; drop table none")
@@ -283,7 +283,7 @@ async def test_who_opens_a_new_file_waits_for_another_that_is_making_it(tmp_path
     other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     other.execute("create table x (y)")
     other.execute("begin exclusive")
-    store = SqliteSessions(Database(file), FixedClock())
+    store = SqliteSessions(SqliteDatabase(file), FixedClock())
     reading = asyncio.ensure_future(store.read("t"))
     await asyncio.sleep(0.2)
     assert not reading.done()

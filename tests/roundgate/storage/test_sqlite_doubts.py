@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roundgate.errors import Unavailable
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import events
@@ -22,7 +22,7 @@ REF = TaskRef("owner", "task")
 STEP = Added([b'["step","a",1]'])
 
 
-class Forgetful(Database):
+class Forgetful(SqliteDatabase):
     """Does what it is asked to, and then cannot say so, as often as it is told."""
 
     forgets = 0

@@ -12,7 +12,7 @@ import pytest
 
 from roundgate.clock import Clock
 from roundgate.protocol import Status
-from roundgate.storage.sqlite.database import MIGRATIONS, Database
+from roundgate.storage.sqlite.database import MIGRATIONS, SqliteDatabase
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -33,7 +33,7 @@ KNOWN_SORTS = ("order by n desc",)
 """What an operator asks for: the newest of those that an index has found."""
 
 
-class Traced(Database):
+class Traced(SqliteDatabase):
     """Notes each statement, with its values."""
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ async def trouble(database: Traced, statement: str) -> list[str]:
     return [f"{step}: {statement}" for step in scans + sorts]
 
 
-async def have_everything_done(database: Database) -> None:
+async def have_everything_done(database: SqliteDatabase) -> None:
     """Each operation of each store."""
     store, clock = StoredTasks(SqliteTasks(database)), Clock()
     await of_owners(store)
@@ -126,8 +126,8 @@ async def of_workers(store: StoredTasks) -> None:
     await store.write(
         lease, events.Checkpoint(UNTIL, added=Added([b"1"], b"{}", "on its way")), NOW
     )
-    await store.write(lease, events.Suspend({"a": b"1", "b": b"2"}, wake_ms=NOW), NOW)
-    await store.apply(REF, events.Answer({"a": b"1"}, UNTIL), NOW)
+    await store.write(lease, events.SuspendTask({"a": b"1", "b": b"2"}, wake_ms=NOW), NOW)
+    await store.apply(REF, events.TakeAnswers({"a": b"1"}, UNTIL), NOW)
     await store.apply(REF, events.GoOn(UNTIL), NOW)
     await store.write(await claimed(store), events.Release(0, NOW), NOW)
     await store.write(await claimed(store), events.Restart(b"{}", [b"1"], b"{}", 1, NOW), NOW)
@@ -194,8 +194,8 @@ async def steps(database: Traced, store: StoredTasks, count: int) -> dict[str, i
     found["checkpoint"] = await measured(
         store.write(lease, events.Checkpoint(added=Added([b"1"])), NOW)
     )
-    found["ask"] = await measured(store.write(lease, events.Suspend({"a": b"1"}), NOW))
-    found["update"] = await measured(store.apply(ref, events.Answer({"a": b"1"}, UNTIL), NOW))
+    found["ask"] = await measured(store.write(lease, events.SuspendTask({"a": b"1"}), NOW))
+    found["update"] = await measured(store.apply(ref, events.TakeAnswers({"a": b"1"}, UNTIL), NOW))
     found["cancel"] = await measured(store.apply(ref, events.Cancel("no more", NOW), NOW))
     found["sweep"] = await measured(store.late_shards(NOW - 1))
     found["due"] = await measured(store.due(NOW - 1, 10, 0))

@@ -16,7 +16,7 @@ from roundgate.errors import Unavailable
 from roundgate.main import build_app
 from roundgate.settings import TasksConfig
 from roundgate.settings.process import Settings
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
@@ -50,7 +50,7 @@ def delete_folder(path: Path) -> None:
 
 def replace(path: Path) -> None:
     other = path.with_suffix(".backup")
-    Database(other)._connect().close()
+    SqliteDatabase(other)._connect().close()
     other.replace(path)
 
 
@@ -86,7 +86,7 @@ def path(tmp_path: Path) -> Path:
 async def test_nothing_is_accepted_into_a_file_that_was_taken_away(
     path: Path, harm: Callable[[Path], None], says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    database = Database(path)
+    database = SqliteDatabase(path)
     store = StoredTasks(SqliteTasks(database))
     assert await store.create(new("before"))
     assert database.trouble() is None
@@ -105,10 +105,10 @@ async def test_nothing_is_accepted_into_a_file_that_was_taken_away(
 async def test_what_is_beside_a_file_behind_a_link_is_missed(
     path: Path, tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
-    await StoredTasks(SqliteTasks(Database(path))).create(new("first"))
+    await StoredTasks(SqliteTasks(SqliteDatabase(path))).create(new("first"))
     link = tmp_path / "link.db"
     link.symlink_to(path)
-    database = Database(link)
+    database = SqliteDatabase(link)
     store = StoredTasks(SqliteTasks(database))
     assert await store.create(new("before"))
     harm(path)
@@ -118,7 +118,7 @@ async def test_what_is_beside_a_file_behind_a_link_is_missed(
 
 
 async def test_a_file_that_was_taken_away_is_not_made_again(path: Path) -> None:
-    database = Database(path)
+    database = SqliteDatabase(path)
     store = StoredTasks(SqliteTasks(database))
     await store.create(new("before"))
     aside = path.with_suffix(".aside")
@@ -136,7 +136,7 @@ async def test_a_file_that_was_taken_away_is_not_made_again(path: Path) -> None:
 
 
 async def test_a_file_that_is_put_back_is_used_again(path: Path) -> None:
-    database = Database(path)
+    database = SqliteDatabase(path)
     store = StoredTasks(SqliteTasks(database))
     await store.create(new("before"))
     aside = path.with_suffix(".aside")
@@ -150,10 +150,10 @@ async def test_a_file_that_is_put_back_is_used_again(path: Path) -> None:
 
 
 async def test_of_two_gateways_on_two_files_of_one_name_the_first_says_so(path: Path) -> None:
-    first = Database(path)
+    first = SqliteDatabase(path)
     await StoredTasks(SqliteTasks(first)).create(new("first"))
     delete_all(path)
-    second = Database(path)
+    second = SqliteDatabase(path)
     assert await StoredTasks(SqliteTasks(second)).create(new("second"))
     assert second.trouble() is None
     with pytest.raises(Unavailable, match="replaced"):
@@ -167,7 +167,7 @@ async def test_processes_on_one_file_know_it_by_one_id(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "roundgate.storage")
-    first, second = Database(path), Database(path)
+    first, second = SqliteDatabase(path), SqliteDatabase(path)
     for database in (first, second):
         await StoredTasks(SqliteTasks(database)).count_open("owner", 1)
     assert first.id == second.id is not None
@@ -179,7 +179,7 @@ async def test_processes_on_one_file_know_it_by_one_id(
 
 
 async def test_the_sweep_finds_it(path: Path, clock: FixedClock) -> None:
-    database = Database(path)
+    database = SqliteDatabase(path)
     store, queue = StoredTasks(SqliteTasks(database)), SqliteQueue(database, clock)
     sweep = Sweep(store, queue, clock, TasksConfig())
     await sweep.sweep()

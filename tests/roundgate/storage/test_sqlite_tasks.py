@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roundgate.storage.queue import TaskQueue
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import HIDDEN_MS, SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import FORGET_AFTER_MS, TaskRef
@@ -32,7 +32,7 @@ class TestSqliteTasks(task_contract.TaskStoreContract):
         made: list[StoredTasks] = []
 
         def open_one() -> StoredTasks:
-            made.append(StoredTasks(SqliteTasks(Database(path, durable=False), shards=8)))
+            made.append(StoredTasks(SqliteTasks(SqliteDatabase(path, durable=False), shards=8)))
             return made[-1]
 
         yield open_one
@@ -64,7 +64,7 @@ class TestSqliteQueue(queue_contract.TaskQueueContract):
         made: list[TaskQueue] = []
 
         def open_one() -> TaskQueue:
-            made.append(SqliteQueue(Database(path, durable=False), clock))
+            made.append(SqliteQueue(SqliteDatabase(path, durable=False), clock))
             return made[-1]
 
         yield open_one

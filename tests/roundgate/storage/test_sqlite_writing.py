@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from roundgate.errors import LeaseLost, Unavailable
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 
 INSERT = "insert into sessions (key, value, version, forget_ms) values (?, ?, 1, 1)"
 
 
-class Counting(Database):
+class Counting(SqliteDatabase):
     """Counts commits."""
 
     def __init__(self, path: Path) -> None:
@@ -56,7 +56,7 @@ def insert(name: str, size: int = 1) -> Callable[[sqlite3.Connection], str]:
     return write
 
 
-async def names(database: Database) -> list[str]:
+async def names(database: SqliteDatabase) -> list[str]:
     select = "select key from sessions"
     return sorted(name for (name,) in await database.read(lambda db: db.execute(select).fetchall()))
 
@@ -153,8 +153,8 @@ async def test_a_write_of_hints_does_not_wait_for_the_disk_by_itself(tmp_path: P
         seen.append(db.execute("pragma synchronous").fetchone()[0])
 
     durable, not_durable = (
-        Database(tmp_path / "a.sqlite3"),
-        Database(tmp_path / "b.sqlite3", durable=False),
+        SqliteDatabase(tmp_path / "a.sqlite3"),
+        SqliteDatabase(tmp_path / "b.sqlite3", durable=False),
     )
     for database in (durable, not_durable):
         await database.write(look)
@@ -165,7 +165,7 @@ async def test_a_write_of_hints_does_not_wait_for_the_disk_by_itself(tmp_path: P
 
 
 def test_a_database_outlives_an_event_loop_that_was_closed_over_a_write(tmp_path: Path) -> None:
-    database, begun = Database(tmp_path / "gateway.sqlite3"), threading.Event()
+    database, begun = SqliteDatabase(tmp_path / "gateway.sqlite3"), threading.Event()
     goes_on = threading.Event()
 
     def slow(db: sqlite3.Connection) -> None:

@@ -19,7 +19,7 @@ from roundgate.replay.context import Context
 from roundgate.runtime.startup import make_stores
 from roundgate.settings import TasksConfig
 from roundgate.storage.once import OnceStore
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.tasks import events
 from roundgate.tasks.clock_trust import HEARD_MS, HOLD_MS
@@ -290,7 +290,7 @@ async def test_a_living_worker_keeps_its_task_when_the_clocks_are_set_back(tmp_p
 
 async def test_a_clock_that_is_ahead_does_not_let_a_round_run_again(tmp_path: Path) -> None:
     clock = FixedClock()
-    database = Database(tmp_path / "db")
+    database = SqliteDatabase(tmp_path / "db")
     once = OnceStore(SqliteSessions(database, clock))
     now_ms = clock.now_ms()
     assert await once.claim("round", "{}", now_ms, now_ms + HOUR * 1000) is None

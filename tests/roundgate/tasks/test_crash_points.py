@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.postgres import Database, PostgresTasks
+from roundgate.storage.postgres import PostgresDatabase, PostgresTasks
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -215,7 +215,7 @@ def test_a_process_dies_at_any_call_of_postgresql(
 ) -> None:
     def one(plan: Plan) -> None:
         postgresql.empty()
-        database = Database(postgresql.url, 2)
+        database = PostgresDatabase(postgresql.url, 2)
         tell(
             *(files, name, plan),
             store=lambda: StoredTasks(PostgresTasks(database)),

@@ -22,7 +22,7 @@ from roundgate.operators.continuing import steps_done
 from roundgate.operators.facts import task_facts
 from roundgate.replay import steps
 from roundgate.storage import TaskRef
-from roundgate.storage.sqlite import Database, SqliteTasks
+from roundgate.storage.sqlite import SqliteDatabase, SqliteTasks
 from roundgate.tasks import events
 from roundgate.tasks.stored import Claimed, StoredTasks
 from tests.support.log_lines import LogLines, log_lines
@@ -432,7 +432,7 @@ async def test_a_step_that_takes_long_is_logged_while_it_runs(
 
 
 async def test_who_takes_a_task_over_says_whose_it_is(tmp_path: Path, lines: LogLines) -> None:
-    database = Database(tmp_path / "gateway.sqlite3")
+    database = SqliteDatabase(tmp_path / "gateway.sqlite3")
     async with tasked(tmp_path, *TOOLS, works=False) as idle:
         task_id = await idle.begin("several")
     store, place = StoredTasks(SqliteTasks(database)), TaskRef(task_owner(LOCAL), task_id)

@@ -17,7 +17,7 @@ from roundgate.errors import LeaseLost, TaskNotFound, ToolError, Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Ending, TaskRef, TaskStore
 from roundgate.tasks import hidden
@@ -66,7 +66,7 @@ async def another(
             if request.param == "dynamodb":
                 store = DynamoDbTasks(emulator.open(table))
             else:
-                store = SqliteTasks(Database(tmp_path / "shared.sqlite3"))
+                store = SqliteTasks(SqliteDatabase(tmp_path / "shared.sqlite3"))
             stack.push_async_callback(store.aclose)
             config = TasksConfig(**limits)
             return HiddenTasks(StoredTasks(store), clock, config, at_once, wait_ms=WAIT_MS, view="")

@@ -21,7 +21,7 @@ from roundgate.tasks import events
 from roundgate.tasks.pool import MAX_WAITING, Children, Pool, Quarantine, child_command
 from roundgate.tasks.stored import Claimed
 from roundgate.tasks.turn import TurnResult
-from roundgate_aws.worker import Function
+from roundgate_aws.worker import WorkerFunction
 from tests.support.postponing import postpone
 from tests.support.tasks import Shared, Workshop
 from tests.support.worker import working
@@ -364,7 +364,7 @@ async def test_a_function_runs_suspects_when_the_others_of_their_batch_are_done(
         order.append(f"{name} ends")
 
     shop = share(Clock()).workshop(work=work)
-    function = Function(shop.worker, shop.sweep, shop.clock, Metrics())
+    function = WorkerFunction(shop.worker, shop.sweep, shop.clock, Metrics())
     suspects = [
         await suspected(shop, await shop.begin("work", name=name))
         for name in ("suspect 1", "suspect 2")
@@ -390,7 +390,7 @@ async def test_a_suspect_that_waits_in_a_function_is_looked_at_again_soon(
             await over_now.wait()
 
     shop = share(Clock(), requeue_after_s=2).workshop(work=work)
-    function = Function(shop.worker, shop.sweep, shop.clock, Metrics())
+    function = WorkerFunction(shop.worker, shop.sweep, shop.clock, Metrics())
     first, waiting = [
         await suspected(shop, await shop.begin("work", waits=waits)) for waits in (True, False)
     ]
@@ -412,7 +412,7 @@ async def test_a_suspect_for_which_there_is_no_time_left_comes_again(share: Shar
         raise AssertionError("it is not run")
 
     shop = share(Clock()).workshop(work=work)
-    function = Function(shop.worker, shop.sweep, shop.clock, Metrics())
+    function = WorkerFunction(shop.worker, shop.sweep, shop.clock, Metrics())
     ref = await suspected(shop, await shop.begin("work"))
     assert await function.handle(batch(ref), 8_000) == {
         "batchItemFailures": [{"itemIdentifier": "m0"}]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from roundgate.protocol.tasks import OPEN, Status
-from roundgate.storage.tasks import Ending, Mark, Part, Put, TaskRecord, TaskRef
+from roundgate.storage.tasks import Ending, Mark, Put, RecordPart, TaskRecord, TaskRef
 from roundgate.tasks import events, machine
 from roundgate.tasks.events import (
     KEPT_DELIVERIES,
     NOTHING,
     Added,
-    Answered,
+    AnswersTaken,
     Cancelled,
     Delivered,
     Event,
@@ -81,15 +81,15 @@ EVENTS: Final[Mapping[str, Event]] = {
     "claim": events.Claim(UNTIL, UNTIL, NOW),
     "claim alone": events.Claim(UNTIL, UNTIL, NOW, alone=True),
     "checkpoint": events.Checkpoint(UNTIL, added=Added([b"1"]), fence=FENCE, number=1),
-    "suspend": events.Suspend({"c": b"?"}, fence=FENCE),
+    "suspend": events.SuspendTask({"c": b"?"}, fence=FENCE),
     "release": events.Release(0, UNTIL, fence=FENCE),
     "restart": events.Restart(b"call", (), b"{}", 1, UNTIL, fence=FENCE),
     "park": events.Park("waits", fence=FENCE),
     "finish": events.Finish(Status.COMPLETED, b"{}", None, fence=FENCE),
     "let go": events.LetGo(NOW, blame=True, fence=FENCE),
-    "answer one": events.Answer({"a": b"!"}, UNTIL),
-    "answer all": events.Answer({"a": b"!", "b": b"!"}, UNTIL),
-    "answer others": events.Answer({"x": b"!"}, UNTIL),
+    "answer one": events.TakeAnswers({"a": b"!"}, UNTIL),
+    "answer all": events.TakeAnswers({"a": b"!", "b": b"!"}, UNTIL),
+    "answer others": events.TakeAnswers({"x": b"!"}, UNTIL),
     "cancel": events.Cancel("no more", NOW),
     "expire": events.Expire(NOW),
     "go on": events.GoOn(UNTIL),
@@ -124,16 +124,16 @@ TABLE: Final[Mapping[str, Mapping[str, Any]]] = {
         "cleaned up by another": NotClaimed.CLEAN_UP,
     },
     "answer one": {
-        **dict.fromkeys(STATES, Answered.NOT_NEEDED),
-        "unknown": Answered.UNKNOWN_TASK,
-        "expired": Answered.UNKNOWN_TASK,
-        **dict.fromkeys(("asking", "may go on", "asks and awaits"), Answered.PARTLY),
-        "goes on": Answered.LATER,
+        **dict.fromkeys(STATES, AnswersTaken.NOT_NEEDED),
+        "unknown": AnswersTaken.UNKNOWN_TASK,
+        "expired": AnswersTaken.UNKNOWN_TASK,
+        **dict.fromkeys(("asking", "may go on", "asks and awaits"), AnswersTaken.PARTLY),
+        "goes on": AnswersTaken.LATER,
     },
     "answer others": {
-        **dict.fromkeys(STATES, Answered.NOT_NEEDED),
-        "unknown": Answered.UNKNOWN_TASK,
-        "expired": Answered.UNKNOWN_TASK,
+        **dict.fromkeys(STATES, AnswersTaken.NOT_NEEDED),
+        "unknown": AnswersTaken.UNKNOWN_TASK,
+        "expired": AnswersTaken.UNKNOWN_TASK,
     },
     "cancel": {
         **dict.fromkeys(STATES, Status.CANCELLED),
@@ -184,7 +184,7 @@ became of it."""
 ALONE: Final = {**TABLE["claim"], "lapsed": Status.WORKING, "suspect": Status.WORKING}
 ALL: Final = {
     **TABLE["answer one"],
-    **dict.fromkeys(("asking", "may go on", "asks and awaits"), Answered.FULLY),
+    **dict.fromkeys(("asking", "may go on", "asks and awaits"), AnswersTaken.FULLY),
 }
 WHOLE_TABLE: Final = {**TABLE, "claim alone": ALONE, "answer all": ALL}
 
@@ -206,9 +206,9 @@ def test_an_event_in_a_state_comes_to_what_the_table_has(name: str, state: str) 
         else:
             kept = ("status", "wake_ms", "due_ms", "lease_until_ms", "revision")
             assert all(getattr(after, name) == getattr(before, name) for name in kept)
-    elif isinstance(expected, Answered):
+    elif isinstance(expected, AnswersTaken):
         assert decision.result is expected
-        partly = expected is Answered.PARTLY
+        partly = expected is AnswersTaken.PARTLY
         status = Status.INPUT_REQUIRED if partly else Status.WORKING
         assert decision.record().status is status
     else:
@@ -365,8 +365,8 @@ def test_what_begins_anew_has_forgotten_all() -> None:
     decision = apply(replace(HELD, asked=("a",)), EVENTS["restart"], NOW)
     assert isinstance(decision, Next)
     dropped = {drop.part for drop in decision.drops if drop.name is None}
-    assert dropped == {Part.JOURNAL, Part.ANSWER, Part.REQUEST}
-    assert {put.part for put in decision.puts} == {Part.CALL, Part.STATE}
+    assert dropped == {RecordPart.JOURNAL, RecordPart.ANSWER, RecordPart.REQUEST}
+    assert {put.part for put in decision.puts} == {RecordPart.CALL, RecordPart.STATE}
 
 
 def test_what_goes_on_may_ask_the_same_again() -> None:
@@ -519,7 +519,7 @@ def test_a_rewind_is_refused_if_something_was_delivered_or_claimed_since() -> No
     assert apply(claimed, EVENTS["rewind"], NOW) == Refused(No.NOT_NOW)
     decision = apply(parked, EVENTS["rewind"], NOW)
     assert isinstance(decision, Next)
-    assert {drop.part for drop in decision.drops} == {Part.JOURNAL, Part.ANSWER}
+    assert {drop.part for drop in decision.drops} == {RecordPart.JOURNAL, RecordPart.ANSWER}
     assert decision.record().fence == FENCE + 1
 
 
@@ -562,7 +562,7 @@ def event_from(
             )
         case 2:
             questions = asked or {"a": b"?"}
-            return events.Suspend(
+            return events.SuspendTask(
                 questions, wake_ms, awaits, second, added=added, fence=fence, number=number
             )
         case 3:
@@ -585,7 +585,7 @@ def event_from(
         case 7:
             return events.LetGo(first, blame=flag, fence=fence)
         case 8:
-            return events.Answer(asked, first)
+            return events.TakeAnswers(asked, first)
         case 9:
             return events.Cancel("no more", first)
         case 10:
@@ -625,19 +625,19 @@ class Life:
             return None
         for drop in decision.drops:
             match drop.part:
-                case Part.REQUEST:
+                case RecordPart.REQUEST:
                     self.questions -= self.questions if drop.name is None else {drop.name}
-                case Part.ANSWER:
+                case RecordPart.ANSWER:
                     self.answers.clear()
-                case Part.JOURNAL:
+                case RecordPart.JOURNAL:
                     self.journal.clear()
         for put in decision.puts:
             match put.part:
-                case Part.REQUEST:
+                case RecordPart.REQUEST:
                     self.questions.add(put.name)
-                case Part.ANSWER:
+                case RecordPart.ANSWER:
                     self.answers[put.name] = put.value
-                case Part.JOURNAL:
+                case RecordPart.JOURNAL:
                     self.journal.append(put.value)
         self.record = decision.record()
         return decision
@@ -655,8 +655,8 @@ def test_who_creates_a_task_may_have_it_or_have_asked() -> None:
     asking, puts = created.record, created.puts
     assert created.message_ms is None
     assert (asking.asked, asking.fence, asking.lease_until_ms) == (("a",), 0, 0)
-    assert Put(Part.REQUEST, b"?", "a") in puts
-    assert isinstance(apply(asking, events.Answer({"a": b"!"}, END), NOW), Next)
+    assert Put(RecordPart.REQUEST, b"?", "a") in puts
+    assert isinstance(apply(asking, events.TakeAnswers({"a": b"!"}, END), NOW), Next)
 
 
 @pytest.mark.parametrize(
@@ -668,9 +668,9 @@ def test_who_creates_a_task_may_have_it_or_have_asked() -> None:
             ),
             END + 9,
         ),
-        (events.Suspend({"c": b"?"}, added=Added(expires_ms=END + 9), fence=FENCE), END + 9),
+        (events.SuspendTask({"c": b"?"}, added=Added(expires_ms=END + 9), fence=FENCE), END + 9),
         (
-            events.Suspend({"c": b"?"}, END + 3, added=Added(expires_ms=END + 9), fence=FENCE),
+            events.SuspendTask({"c": b"?"}, END + 3, added=Added(expires_ms=END + 9), fence=FENCE),
             END + 3,
         ),
         (events.Release(0, END + 9, added=Added(expires_ms=END + 9), fence=FENCE), END + 9),
@@ -744,7 +744,7 @@ def test_nothing_outstanding_is_forgotten(steps: list[Any], cleans_up: bool) -> 
     """An open task is due at some time, and a question goes only with its answer, or because the
     task ends, asks anew, begins anew or lets go."""
     forgets = (
-        *(events.Suspend, events.Release, events.Restart, events.Finish),
+        *(events.SuspendTask, events.Release, events.Restart, events.Finish),
         *(events.Cancel, events.Expire, events.Rewind),
     )
 
@@ -755,7 +755,9 @@ def test_nothing_outstanding_is_forgotten(steps: list[Any], cleans_up: bool) -> 
         assert record.status is not Status.INPUT_REQUIRED or record.asked
         if not isinstance(event, forgets):
             gone = before.questions - after.questions
-            assert all(isinstance(event, events.Answer) and key in after.answers for key in gone)
+            assert all(
+                isinstance(event, events.TakeAnswers) and key in after.answers for key in gone
+            )
         if record.lease_until_ms:
             assert record.due_ms is not None, "who dies with it is found"
 
@@ -830,7 +832,7 @@ def test_a_payload_that_was_accepted_is_never_lost_and_nobody_sleeps_beside_it(
             elif now is None:
                 assert isinstance(event, events.Claim)
                 assert now_ms >= mark.until_ms
-        if isinstance(event, events.Suspend | events.Release) and event.awaits:
+        if isinstance(event, events.SuspendTask | events.Release) and event.awaits:
             is_there = {name for name in event.awaits if name in after.answers}
             if is_there & {mark.name for mark in marks.values() if mark.digest}:
                 assert (after.record.wake_ms, after.record.status) == (0, Status.WORKING)

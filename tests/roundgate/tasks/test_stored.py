@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.observability.metrics import Metrics
 from roundgate.protocol.tasks import OPEN, Status
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef, Wanted
 from roundgate.tasks import events
-from roundgate.tasks.events import Added, Answered, Cancelled, NotClaimed, Postponed
+from roundgate.tasks.events import Added, AnswersTaken, Cancelled, NotClaimed, Postponed
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 from tests.roundgate.storage.task_contract import (
     END,
@@ -54,7 +54,7 @@ UNDER_A_LEASE: Final[Mapping[str, Callable[[StoredTasks, Lease], Awaitable[objec
         lease, events.Checkpoint(END), NOW
     ),
     "suspend": lambda store, lease: store.write(
-        lease, events.Suspend({"late": b"late"}, added=Added([b"late"])), NOW
+        lease, events.SuspendTask({"late": b"late"}, added=Added([b"late"])), NOW
     ),
     "release": lambda store, lease: store.write(
         lease, events.Release(SOON, SOON, added=Added([b"late"], b"late")), NOW
@@ -85,7 +85,7 @@ async def _asking(store: StoredTasks) -> Lease:
 
 async def _answered(store: StoredTasks) -> Lease:
     lease = await asking(store, {"a": b"?"})
-    await store.apply(REF, events.Answer({"a": b"!"}, SOON), NOW)
+    await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)
     return lease
 
 
@@ -180,7 +180,9 @@ async def reopen(tmp_path: Path) -> AsyncIterator[Reopen]:
     made: list[StoredTasks] = []
 
     def open_one() -> StoredTasks:
-        made.append(StoredTasks(SqliteTasks(Database(tmp_path / "tasks.sqlite3", durable=False))))
+        made.append(
+            StoredTasks(SqliteTasks(SqliteDatabase(tmp_path / "tasks.sqlite3", durable=False)))
+        )
         return made[-1]
 
     yield open_one
@@ -204,7 +206,7 @@ def stores(reopen: Reopen) -> list[StoredTasks]:
 async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then_on(
     store: StoredTasks,
 ) -> None:
-    await store.write(await working(store), events.Suspend({"a": b"?"}, wake_ms=SOON), NOW)
+    await store.write(await working(store), events.SuspendTask({"a": b"?"}, wake_ms=SOON), NOW)
     assert (await record(store)).due_ms == SOON
     assert not (await store.apply(REF, events.GoOn(UNTIL), SOON - 1)).happened
     assert (await store.apply(REF, events.GoOn(UNTIL), SOON)).happened
@@ -223,27 +225,27 @@ async def test_while_it_goes_on_no_answer_to_what_it_asked_is_taken_and_lost(
     store: StoredTasks,
 ) -> None:
     questions = {"a": b"?", "b": b"?"}
-    await store.write(await working(store), events.Suspend(questions, wake_ms=SOON), NOW)
+    await store.write(await working(store), events.SuspendTask(questions, wake_ms=SOON), NOW)
     assert (await store.apply(REF, events.GoOn(UNTIL), SOON)).happened
     for answers in ({"b": b"!"}, {"a": b"!", "b": b"!"}, {"b": b"!", "nobody": b"!"}):
         assert (
-            await store.apply(REF, events.Answer(answers, UNTIL), SOON)
-        ).result is Answered.LATER
+            await store.apply(REF, events.TakeAnswers(answers, UNTIL), SOON)
+        ).result is AnswersTaken.LATER
     assert (
-        await store.apply(REF, events.Answer({"nobody": b"!"}, UNTIL), SOON)
-    ).result is Answered.NOT_NEEDED
+        await store.apply(REF, events.TakeAnswers({"nobody": b"!"}, UNTIL), SOON)
+    ).result is AnswersTaken.NOT_NEEDED
     claimed = await claim(store, now_ms=SOON)
     assert (
-        await store.apply(REF, events.Answer({"b": b"!"}, UNTIL), SOON)
-    ).result is Answered.LATER
-    await store.write(claimed.lease, events.Suspend({"b": b"?"}), SOON)
+        await store.apply(REF, events.TakeAnswers({"b": b"!"}, UNTIL), SOON)
+    ).result is AnswersTaken.LATER
+    await store.write(claimed.lease, events.SuspendTask({"b": b"?"}), SOON)
     assert (await record(store)).requests == {"b": b"?"}
     assert (
-        await store.apply(REF, events.Answer({"a": b"!"}, UNTIL), SOON)
-    ).result is Answered.NOT_NEEDED
+        await store.apply(REF, events.TakeAnswers({"a": b"!"}, UNTIL), SOON)
+    ).result is AnswersTaken.NOT_NEEDED
     assert (
-        await store.apply(REF, events.Answer({"b": b"!"}, UNTIL), SOON)
-    ).result is Answered.FULLY
+        await store.apply(REF, events.TakeAnswers({"b": b"!"}, UNTIL), SOON)
+    ).result is AnswersTaken.FULLY
     assert (await claim(store, now_ms=SOON)).answers == {"b": b"!"}
 
 
@@ -251,23 +253,25 @@ async def test_while_it_goes_on_no_answer_to_what_it_asked_is_taken_and_lost(
 async def test_what_it_asked_may_be_asked_again_after_a_fault_and_not_after_it_let_go(
     store: StoredTasks, keeps_blame: bool
 ) -> None:
-    await store.write(await working(store), events.Suspend({"a": b"?"}, wake_ms=SOON), NOW)
+    await store.write(await working(store), events.SuspendTask({"a": b"?"}, wake_ms=SOON), NOW)
     assert (await store.apply(REF, events.GoOn(UNTIL), SOON)).happened
     lease = (await claim(store, now_ms=SOON)).lease
     await store.write(lease, events.Release(0, UNTIL, keeps_blame=keeps_blame), SOON)
-    expected = Answered.LATER if keeps_blame else Answered.NOT_NEEDED
-    assert (await store.apply(REF, events.Answer({"a": b"!"}, UNTIL), SOON)).result is expected
+    expected = AnswersTaken.LATER if keeps_blame else AnswersTaken.NOT_NEEDED
+    assert (await store.apply(REF, events.TakeAnswers({"a": b"!"}, UNTIL), SOON)).result is expected
 
 
 async def test_one_that_is_answered_before_goes_on_at_once(store: StoredTasks) -> None:
     await store.write(
-        await working(store), events.Suspend({"a": b"?", "b": b"?"}, wake_ms=SOON), NOW
+        await working(store), events.SuspendTask({"a": b"?", "b": b"?"}, wake_ms=SOON), NOW
     )
     assert (
-        await store.apply(REF, events.Answer({"a": b"!"}, UNTIL), NOW)
-    ).result is Answered.PARTLY
+        await store.apply(REF, events.TakeAnswers({"a": b"!"}, UNTIL), NOW)
+    ).result is AnswersTaken.PARTLY
     assert (await record(store)).due_ms == SOON
-    assert (await store.apply(REF, events.Answer({"b": b"!"}, UNTIL), NOW)).result is Answered.FULLY
+    assert (
+        await store.apply(REF, events.TakeAnswers({"b": b"!"}, UNTIL), NOW)
+    ).result is AnswersTaken.FULLY
     assert not (await store.apply(REF, events.GoOn(UNTIL), SOON)).happened
     assert (await claim(store, now_ms=NOW)).answers == {"a": b"!", "b": b"!"}
 
@@ -574,7 +578,7 @@ async def test_progress_lifts_all_blame(store: StoredTasks, how: str) -> None:
     if how == "checkpoint":
         await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
     elif how == "suspend":
-        await store.write(lease, events.Suspend({"a": b"?"}), NOW)
+        await store.write(lease, events.SuspendTask({"a": b"?"}), NOW)
     elif how == "release":
         await store.write(lease, events.Release(0, SOON), NOW)
     elif how == "restart":
@@ -706,7 +710,7 @@ async def test_attempts_are_as_release_was_told_until_there_is_progress(store: S
 
 async def test_a_question_is_progress(store: StoredTasks) -> None:
     await store.write(await working(store), events.Release(0, SOON, attempts=3), NOW)
-    await store.write((await claim(store)).lease, events.Suspend({"a": b"?"}), NOW)
+    await store.write((await claim(store)).lease, events.SuspendTask({"a": b"?"}), NOW)
     assert (await record(store)).attempts == 0
 
 
@@ -831,8 +835,8 @@ async def test_a_cleanup_gives_all_that_a_run_needs(store: StoredTasks) -> None:
     lease = await begun(store, "working")
     assert lease is not None
     await store.write(lease, events.Checkpoint(added=Added([b"start", blob(9_000)], b"state")), NOW)
-    await store.write(lease, events.Suspend({"a": b"?"}), NOW)
-    await store.apply(REF, events.Answer({"a": blob(3_000)}, SOON), NOW)
+    await store.write(lease, events.SuspendTask({"a": b"?"}), NOW)
+    await store.apply(REF, events.TakeAnswers({"a": blob(3_000)}, SOON), NOW)
     await store.apply(REF, events.Cancel("no more", SOON), NOW)
     claimed = await clean_up(store, REF)
     assert claimed is not None
@@ -1111,13 +1115,13 @@ async def test_a_revision_counts_what_the_client_can_see(store: StoredTasks) -> 
     await after(True)
     lease = (await claim(store, now_ms=tick())).lease
     await after(False)
-    await store.write(lease, events.Suspend({"a": b"?", "b": b"?"}), tick())
+    await store.write(lease, events.SuspendTask({"a": b"?", "b": b"?"}), tick())
     await after(True)
-    await store.apply(REF, events.Answer({"c": b"!"}, SOON), tick())
+    await store.apply(REF, events.TakeAnswers({"c": b"!"}, SOON), tick())
     await after(False)
-    await store.apply(REF, events.Answer({"a": b"!"}, SOON), tick())
+    await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), tick())
     await after(True)
-    await store.apply(REF, events.Answer({"b": b"!"}, SOON), tick())
+    await store.apply(REF, events.TakeAnswers({"b": b"!"}, SOON), tick())
     await after(True)
     assert (await store.apply(REF, events.Requeue(SOON), tick())).happened
     await after(False)
@@ -1208,7 +1212,7 @@ async def test_entries_that_were_given_up_in_doubt_are_added_once_by_a_later_wri
     if end == "release":
         await tasks.write(lease, events.Release(0, SOON, added=rest), NOW)
     elif end == "suspend":
-        await tasks.write(lease, events.Suspend({}, wake_ms=NOW + 1, added=rest), NOW)
+        await tasks.write(lease, events.SuspendTask({}, wake_ms=NOW + 1, added=rest), NOW)
     else:
         await tasks.write(lease, events.Checkpoint(added=rest), NOW)
     _, work = await store.store.read_work(lease.ref)

@@ -12,7 +12,7 @@ from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.queue import TaskQueue
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import events, sweep
@@ -294,7 +294,9 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     clock.skip(60)
     stores = [
         Watched(
-            StoredTasks(SqliteTasks(Database(shared.path, durable=False), shards=8), shop.queue)
+            StoredTasks(
+                SqliteTasks(SqliteDatabase(shared.path, durable=False), shards=8), shop.queue
+            )
         )
         for shop in shops
     ]
@@ -318,7 +320,7 @@ async def sharded(shared: Shared, shop: Workshop, clock: FixedClock) -> AsyncIte
         await shop.begin("quick")
     await lose_messages(shop)
     clock.skip(60)
-    database = Database(shared.path, durable=False)
+    database = SqliteDatabase(shared.path, durable=False)
     store = StoredTasks(SqliteTasks(database, shards=8), shop.queue)
     yield Watched(store)
     await store.aclose()

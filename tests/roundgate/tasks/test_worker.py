@@ -1216,8 +1216,8 @@ async def test_a_lease_that_was_given_back_is_over(shared: Shared) -> None:
     claimed = await shop.worker.claim(ref)
     assert isinstance(claimed, Claimed)
     now_ms = shop.clock.now_ms()
-    await shop.store.write(claimed.lease, events.Suspend({"who": b"{}"}), now_ms)
+    await shop.store.write(claimed.lease, events.SuspendTask({"who": b"{}"}), now_ms)
     await shop.answer(ref, who=accept(name="me"))
     with pytest.raises(LeaseLost, match=ref.id):  # its second attempt
-        await shop.store.write(claimed.lease, events.Suspend({"who": b"{}"}), now_ms)
+        await shop.store.write(claimed.lease, events.SuspendTask({"who": b"{}"}), now_ms)
     assert (await shop.record(ref)).status is Status.WORKING

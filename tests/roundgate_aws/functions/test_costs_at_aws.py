@@ -16,7 +16,7 @@ import pytest
 from infra import costs
 from roundgate import observability as logs
 from roundgate.clock import Clock
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 from tests.roundgate_aws.functions.at_aws import REQUEUE_S, Witness, begin, result, work
 from tests.roundgate_aws.functions.at_aws import dynamodb as dynamodb
 from tests.roundgate_aws.functions.at_aws import endpoint as endpoint
@@ -252,13 +252,13 @@ def test_a_sweep_that_finds_nothing_logs_what_is_said(
 
 
 def test_an_alarm_costs_by_the_metrics_that_it_looks_at() -> None:
-    template = Template(ROOT / "template.yaml", {}, {})
+    template = StackTemplate(ROOT / "template.yaml", {}, {})
     seen = [alarm.metrics for alarm in alarms(template).values()]
     assert costs.alarm_metrics(template) == sum(map(len, seen)) > len(seen)
 
 
 def test_a_line_of_the_api_is_as_long_as_is_said() -> None:
-    stage = Template(ROOT / "template.yaml", {}, {}).properties("ApiStage")
+    stage = StackTemplate(ROOT / "template.yaml", {}, {}).properties("ApiStage")
     values = {
         "$context.requestId": "BqZ8fjVdliAEJpQ=",
         "$context.integration.requestId": "8f7d3b1e-8f7d-8f7d-8f7d-8f7d3b1e8f7d",
@@ -293,7 +293,7 @@ def test_what_a_deployment_keeps_is_bounded_by_requests_units_or_an_index_key() 
         name: one for name, kind in vars(MEASURED).items() if isinstance(kind, costs.Writes)
     }
     alike = replace(MEASURED, **writes)
-    template = Template(ROOT / "template.yaml", {}, {})
+    template = StackTemplate(ROOT / "template.yaml", {}, {})
     held = {name: tasks[0] for name, tasks in costs.ceilings(template, alike, ASSUMED)}
     written = alike.task(ASSUMED)
     requests = costs.task(ASSUMED, alike).requests

@@ -16,7 +16,7 @@ from roundgate import cli
 from roundgate.errors import ConfigError, UsageError
 from roundgate_aws import deploying as deploy
 from roundgate_aws import options as deploy_options
-from roundgate_aws.template import Template, name_deployment
+from roundgate_aws.template import StackTemplate, name_deployment
 from tests.support.dynamodb import ROOT
 
 boto3 = pytest.importorskip("boto3")
@@ -376,7 +376,7 @@ def test_what_a_stack_stores_of_a_release_does_not_make_another(
     given = ("SnapStart=on", "AllowAnonymous=true")
     first = release(open_config, {}, built, *given)
     assert first is not None
-    declared = Template().source["Parameters"]
+    declared = StackTemplate().source["Parameters"]
     defaults = {name: str(one["Default"]) for name, one in declared.items() if "Default" in one}
     stored = {**defaults, **dict(one.split("=") for one in given), "Release": first}
     assert release(open_config, stored, built) == first
@@ -411,15 +411,15 @@ def test_the_deployment_of_a_rest_api_has_the_name_of_what_it_shows(built: Path)
         name_deployment(built, deploy.release_digest(says, built))
         return set(re.findall(r"\bRestDeployment\w*", built.read_text()))
 
-    built.write_text(yaml.safe_dump(Template(built).source))
+    built.write_text(yaml.safe_dump(StackTemplate(built).source))
     (first,) = named(ApiType="rest")
     again = built.read_bytes()
     built.write_bytes(again.replace(first.encode(), b"RestDeployment"))
     assert named(ApiType="rest") == {first}
     built.write_bytes(again.replace(first.encode(), b"RestDeployment"))
     assert named(ApiType="rest", PublicUrl="https://mcp.example.com") != {first}
-    stage = Template(built).source["Resources"]["RestStage"]["Properties"]
-    assert stage["DeploymentId"]["Ref"] in Template(built).source["Resources"]
+    stage = StackTemplate(built).source["Resources"]["RestStage"]["Properties"]
+    assert stage["DeploymentId"]["Ref"] in StackTemplate(built).source["Resources"]
 
 
 CERTIFICATE = "arn:aws:acm:eu-central-1:123456789012:certificate/1"

@@ -11,7 +11,7 @@ import pytest
 
 from roundgate_aws.stack.functions import (
     MAX_PAYLOAD_BYTES,
-    Pool,
+    EnvironmentPool,
     Throttled,
 )
 from roundgate_aws.stack.lambda_api import MAX_CLIENT_CONTEXT, MAX_EVENT_BYTES, LambdaApi
@@ -38,7 +38,7 @@ class Functions:
 
 
 async def asked(functions: Functions, path: str = F, **options: Any) -> httpx.Response:
-    api = LambdaApi({"f": cast("Pool", functions)})
+    api = LambdaApi({"f": cast("EnvironmentPool", functions)})
     transport = httpx.ASGITransport(api)
     async with httpx.AsyncClient(transport=transport, base_url="http://lambda") as http:
         return await http.request(options.pop("method", "POST"), path, **options)

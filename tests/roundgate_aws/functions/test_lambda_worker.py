@@ -27,7 +27,7 @@ from roundgate.settings import process as settings
 from roundgate.tasks.sweep import Sweep
 from roundgate_aws import http as lambda_http
 from roundgate_aws import worker as lambda_worker
-from roundgate_aws.worker import Function
+from roundgate_aws.worker import WorkerFunction
 from tests.roundgate_aws.functions.conftest import Functions, LambdaContext, asking, recorded
 from tests.support.log_lines import log_lines
 from tests.support.rounds import accept
@@ -176,7 +176,7 @@ def test_a_sweep_that_runs_too_long_stops_in_time_and_reports_its_counts(
     parts = startup.build_core(file, settings.from_environment(environ), clock)
     sweep = Endless(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
     with closing(
-        Function(parts.worker(file.config, clock), sweep, clock, parts.stores.metrics)
+        WorkerFunction(parts.worker(file.config, clock), sweep, clock, parts.stores.metrics)
     ) as worker:
         swept = worker(recorded("schedule"), LambdaContext(lambda_worker.MARGIN_MS + 300))
     assert swept == {"overdue_s": 0.0}

@@ -20,7 +20,7 @@ backends:
 PEM = "-----BEGIN PRIVATE KEY-----\\nMIIEvQ\\n-----END PRIVATE KEY-----\\n"
 
 
-def packed(folder: Path, text: str) -> packaging.Plan:
+def packed(folder: Path, text: str) -> packaging.PackagePlan:
     path = folder / "gateway.yaml"
     path.write_text(text)
     loaded = load(path, {}, placeholder=packaging.PLACEHOLDER)

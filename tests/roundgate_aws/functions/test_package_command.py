@@ -40,7 +40,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def planned(repository: Path, line: str) -> packaging.Plan:
+def planned(repository: Path, line: str) -> packaging.PackagePlan:
     (repository / "tools.py").write_text(TOOLS % line)
     return deploy.planned_from(repository / "gateway.yaml", "arm64")
 

@@ -16,8 +16,8 @@ import pytest
 from roundgate import config
 from roundgate_aws import http as lambda_http
 from roundgate_aws.stack.events import Front
-from roundgate_aws.stack.functions import Pool
-from roundgate_aws.template import Template, rendered
+from roundgate_aws.stack.functions import EnvironmentPool
+from roundgate_aws.template import StackTemplate, rendered
 from tests.roundgate_aws.functions.conftest import LambdaContext
 from tests.support import permissions, wire
 from tests.support.permissions import KNOWN
@@ -60,7 +60,7 @@ async def api(
     file.write_text(json.dumps({**json.loads(file.read_text()), **GATEWAY, **sections}))  # noqa: ASYNC240
     handler = lambda_http.make_handler(environ)
     function = InProcess(handler)
-    front = Front(cast("Pool", function), permissions.deployed().routes(), "$default")
+    front = Front(cast("EnvironmentPool", function), permissions.deployed().routes(), "$default")
     transport = httpx.ASGITransport(front)
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
         yield http, function
@@ -121,7 +121,7 @@ def test_the_outputs_name_each_endpoint(
     path = tmp_path / "gateway.yaml"
     tools = {"kind": "python", "name": "tools", "path": "tools.py"}
     path.write_text(json.dumps({"backends": [tools], **GATEWAY}))
-    template = Template(path, parameters, KNOWN, rendered(config.load(path), "arm64"))
+    template = StackTemplate(path, parameters, KNOWN, rendered(config.load(path), "arm64"))
     outputs = {name: one["Value"] for name, one in template.source["Outputs"].items()}
     challenged = template.properties("RestNoToken")["ResponseParameters"]
     assert challenged["gatewayresponse.header.WWW-Authenticate"] == "'Bearer'", "one for all views"

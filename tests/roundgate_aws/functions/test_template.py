@@ -18,19 +18,19 @@ from roundgate_aws import worker as lambda_worker
 from roundgate_aws.stack import rest_api
 from roundgate_aws.stack.events import INTEGRATION_S
 from roundgate_aws.stack.stack import EXECUTIONS, rate_s
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 from tests.support import permissions
 from tests.support.dynamodb import ROOT
 from tests.support.permissions import KNOWN
 
 
 @pytest.fixture(scope="module")
-def template() -> Template:
-    return Template(ROOT / "template.yaml", {}, KNOWN)
+def template() -> StackTemplate:
+    return StackTemplate(ROOT / "template.yaml", {}, KNOWN)
 
 
 @pytest.fixture(scope="module")
-def deployed() -> Template:
+def deployed() -> StackTemplate:
     """The same as CloudFormation gets it."""
     return permissions.deployed()
 
@@ -38,7 +38,7 @@ def deployed() -> Template:
 OF_DEPLOYED_TABLES = {"DeletionProtectionEnabled", "SSESpecification"}
 
 
-def test_the_table_is_the_one_that_the_store_knows(template: Template) -> None:
+def test_the_table_is_the_one_that_the_store_knows(template: StackTemplate) -> None:
     table = {
         name: one
         for name, one in template.properties("Table").items()
@@ -49,7 +49,9 @@ def test_the_table_is_the_one_that_the_store_knows(template: Template) -> None:
 
 
 @pytest.mark.parametrize("name", ["GatewayFunction", "WorkerFunction"])
-def test_the_environment_of_a_function_is_one_that_it_takes(template: Template, name: str) -> None:
+def test_the_environment_of_a_function_is_one_that_it_takes(
+    template: StackTemplate, name: str
+) -> None:
     function = template.function(name)
     using = from_environment({**function.environment, "AWS_LAMBDA_FUNCTION_NAME": name})
     assert using.store == "dynamodb://tasks"
@@ -63,8 +65,8 @@ def test_the_environment_of_a_function_is_one_that_it_takes(template: Template, 
     assert unknown == []
 
 
-def test_a_public_url_is_passed_on_and_otherwise_that_of_the_api(template: Template) -> None:
-    own = Template(ROOT / "template.yaml", {"PublicUrl": "https://mcp.example.com"}, KNOWN)
+def test_a_public_url_is_passed_on_and_otherwise_that_of_the_api(template: StackTemplate) -> None:
+    own = StackTemplate(ROOT / "template.yaml", {"PublicUrl": "https://mcp.example.com"}, KNOWN)
     assert (
         own.function("GatewayFunction").environment["GATEWAY_PUBLIC_URL"]
         == "https://mcp.example.com"
@@ -74,7 +76,7 @@ def test_a_public_url_is_passed_on_and_otherwise_that_of_the_api(template: Templ
 
 
 @pytest.mark.parametrize("name", ["GatewayFunction", "WorkerFunction"])
-def test_a_handler_is_where_the_template_says(template: Template, name: str) -> None:
+def test_a_handler_is_where_the_template_says(template: StackTemplate, name: str) -> None:
     module, _, attribute = template.function(name).handler.rpartition(".")
     source = (ROOT / "app" / (module.replace(".", "/") + ".py")).read_text()
     assert f'name != "{attribute}"' in source
@@ -84,7 +86,7 @@ def test_a_handler_is_where_the_template_says(template: Template, name: str) -> 
 
 
 def outputs(**parameters: str) -> dict[str, str]:
-    own = Template(ROOT / "template.yaml", parameters, KNOWN)
+    own = StackTemplate(ROOT / "template.yaml", parameters, KNOWN)
     return {name: own.value(one["Value"]) for name, one in own.source["Outputs"].items()}
 
 
@@ -121,7 +123,7 @@ API = "https://a1b2c3d4e5.execute-api.eu-central-1.amazonaws.com"
 def test_the_endpoint_and_the_public_url_are_where_the_api_is_found(
     parameters: dict[str, str], base: str
 ) -> None:
-    own = Template(ROOT / "template.yaml", parameters, KNOWN)
+    own = StackTemplate(ROOT / "template.yaml", parameters, KNOWN)
     assert outputs(**parameters)["Endpoint"] == f"{base}/mcp"
     assert own.function("GatewayFunction").environment["GATEWAY_PUBLIC_URL"] == base
 
@@ -141,11 +143,11 @@ def test_the_endpoint_and_the_public_url_are_where_the_api_is_found(
 def test_nobody_goes_around_a_domain_unless_that_is_wanted(
     parameters: dict[str, str], is_off: bool
 ) -> None:
-    own = Template(ROOT / "template.yaml", parameters, KNOWN)
+    own = StackTemplate(ROOT / "template.yaml", parameters, KNOWN)
     assert own.properties("Api")["DisableExecuteApiEndpoint"] is is_off
 
 
-def test_every_route_reaches_the_function_and_may(deployed: Template) -> None:
+def test_every_route_reaches_the_function_and_may(deployed: StackTemplate) -> None:
     for name in deployed.named("AWS::ApiGatewayV2::Route"):
         assert deployed.properties(name)["Target"] == "integrations/unknown:ApiIntegration"
     assert set(deployed.routes()) == {
@@ -165,32 +167,34 @@ def test_every_route_reaches_the_function_and_may(deployed: Template) -> None:
 
 
 def test_the_table_outlives_its_stack_and_goes_with_one_that_was_never_made() -> None:
-    source = Template(ROOT / "template.yaml", {}, KNOWN).source["Resources"]["Table"]
+    source = StackTemplate(ROOT / "template.yaml", {}, KNOWN).source["Resources"]["Table"]
     assert (source["DeletionPolicy"], source["UpdateReplacePolicy"]) == (
         "RetainExceptOnCreate",
         "Retain",
     )
     for value, is_protected in (("true", True), ("false", False)):
-        table = Template(ROOT / "template.yaml", {"ProtectTable": value}, KNOWN).properties("Table")
+        table = StackTemplate(ROOT / "template.yaml", {"ProtectTable": value}, KNOWN).properties(
+            "Table"
+        )
         assert table["DeletionProtectionEnabled"] is is_protected
 
 
 def test_encryption_is_the_free_one_unless_the_other_is_asked_for() -> None:
     for value, costs in (("aws-owned", False), ("aws-managed", True)):
-        table = Template(ROOT / "template.yaml", {"TableEncryption": value}, KNOWN).properties(
+        table = StackTemplate(ROOT / "template.yaml", {"TableEncryption": value}, KNOWN).properties(
             "Table"
         )
         assert table["SSESpecification"] == {"SSEEnabled": costs}
 
 
-def test_what_everybody_may_call_is_said_by_the_deployment(template: Template) -> None:
+def test_what_everybody_may_call_is_said_by_the_deployment(template: StackTemplate) -> None:
     assert template.function("GatewayFunction").environment["GATEWAY_ALLOW_ANONYMOUS"] == "false"
-    own = Template(ROOT / "template.yaml", {"AllowAnonymous": "true"}, KNOWN)
+    own = StackTemplate(ROOT / "template.yaml", {"AllowAnonymous": "true"}, KNOWN)
     assert from_environment(own.function("GatewayFunction").environment).allow_anonymous
 
 
 def test_a_new_account_has_executions_left_for_the_gateway_and_the_sweep(
-    template: Template,
+    template: StackTemplate,
 ) -> None:
     mapping = template.function("WorkerFunction").events["Tasks"]["Properties"]
     assert mapping["ScalingConfig"]["MaximumConcurrency"] <= EXECUTIONS // 2
@@ -200,7 +204,7 @@ def test_a_new_account_has_executions_left_for_the_gateway_and_the_sweep(
     assert reserved == [], "an account with 10 executions may reserve none"
 
 
-def _reserves(template: Template, name: str) -> bool:
+def _reserves(template: StackTemplate, name: str) -> bool:
     return "ReservedConcurrentExecutions" in template.properties(name)
 
 
@@ -390,7 +394,7 @@ def test_what_a_rest_api_refuses_names_the_metadata_of_the_endpoint(
 )
 def test_a_rule_refuses_parameters_that_a_rest_api_cannot_have(parameters: dict[str, str]) -> None:
     def is_refused(**parameters: str) -> bool:
-        own = Template(ROOT / "template.yaml", parameters, KNOWN)
+        own = StackTemplate(ROOT / "template.yaml", parameters, KNOWN)
         rule = own.source["Rules"]["StreamsAlone"]
         return not all(own.holds(one["Assert"]) for one in rule["Assertions"])
 
@@ -437,18 +441,20 @@ def test_with_snapstart_the_api_calls_a_version_that_release_names() -> None:
         assert made[name][key] == "unknown:GatewayAlias"
 
 
-def test_the_api_is_never_sent_to_what_it_may_not_call_yet(deployed: Template) -> None:
+def test_the_api_is_never_sent_to_what_it_may_not_call_yet(deployed: StackTemplate) -> None:
     assert deployed.source["Resources"]["ApiIntegration"]["DependsOn"] == "ApiPermission"
 
 
 @pytest.mark.parametrize("timeout", ["60", "450", "900"])
 def test_a_message_is_hidden_for_six_times_as_long_as_its_worker_may_take(timeout: str) -> None:
-    own = Template(ROOT / "template.yaml", {"WorkerTimeout": timeout}, KNOWN)
+    own = StackTemplate(ROOT / "template.yaml", {"WorkerTimeout": timeout}, KNOWN)
     assert own.function("WorkerFunction").timeout_s == int(timeout)
     assert own.properties("Queue")["VisibilityTimeout"] == 6 * int(timeout)
 
 
-def test_every_time_out_that_a_worker_may_have_has_its_time_of_hiding(template: Template) -> None:
+def test_every_time_out_that_a_worker_may_have_has_its_time_of_hiding(
+    template: StackTemplate,
+) -> None:
     declared = template.source["Parameters"]["WorkerTimeout"]["AllowedValues"]
     hidden = template.source["Mappings"]["HiddenFor"]
     assert {name: one["Seconds"] for name, one in hidden.items()} == {
@@ -457,10 +463,10 @@ def test_every_time_out_that_a_worker_may_have_has_its_time_of_hiding(template: 
     assert min(map(int, declared)) * 1000 > lambda_worker.SWEEP_MS + lambda_worker.MARGIN_MS
 
 
-def test_no_time_out_of_the_gateway_reaches_that_of_the_api(template: Template) -> None:
+def test_no_time_out_of_the_gateway_reaches_that_of_the_api(template: StackTemplate) -> None:
     declared = template.source["Parameters"]["GatewayTimeout"]
     assert declared["MaxValue"] < INTEGRATION_S
-    own = Template(ROOT / "template.yaml", {"GatewayTimeout": 5}, KNOWN)
+    own = StackTemplate(ROOT / "template.yaml", {"GatewayTimeout": 5}, KNOWN)
     assert own.function("GatewayFunction").timeout_s == declared["MinValue"] == 5
 
 
@@ -468,7 +474,7 @@ ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \| [^|]+ \|$", re.MULTILIN
 
 
 def test_the_documented_parameters_are_those_of_the_template_with_their_defaults(
-    template: Template,
+    template: StackTemplate,
 ) -> None:
     declared = template.source["Parameters"]
     text = (ROOT / "docs/deploy.md").read_text("utf-8")
@@ -485,7 +491,7 @@ def test_the_documented_parameters_are_those_of_the_template_with_their_defaults
                 assert one.strip("`") == default, name
 
 
-def test_the_documented_times_of_a_worker_are_those_that_there_are(template: Template) -> None:
+def test_the_documented_times_of_a_worker_are_those_that_there_are(template: StackTemplate) -> None:
     text = (ROOT / "docs/deploy.md").read_text("utf-8")
     (told,) = re.findall(r"`WorkerTimeout` is one of ([\d, and]+) s", text)
     assert (
@@ -493,7 +499,7 @@ def test_the_documented_times_of_a_worker_are_those_that_there_are(template: Tem
     )
 
 
-def test_each_parameter_is_in_one_group_of_the_console(template: Template) -> None:
+def test_each_parameter_is_in_one_group_of_the_console(template: StackTemplate) -> None:
     groups = template.source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]
     shown = [name for group in groups for name in group["Parameters"]]
     assert sorted(shown) == sorted(template.source["Parameters"])
@@ -502,12 +508,12 @@ def test_each_parameter_is_in_one_group_of_the_console(template: Template) -> No
 # What invokes the worker
 
 
-def test_a_chain_of_sleeps_is_no_loop_to_be_stopped(deployed: Template) -> None:
+def test_a_chain_of_sleeps_is_no_loop_to_be_stopped(deployed: StackTemplate) -> None:
     assert deployed.properties("WorkerFunction")["RecursiveLoop"] == "Allow"
 
 
 def test_a_sweep_is_over_before_the_next_and_is_neither_late_nor_repeated(
-    deployed: Template,
+    deployed: StackTemplate,
 ) -> None:
     rules = list(map(deployed.properties, deployed.named("AWS::Events::Rule")))
     for rule in rules:
@@ -539,12 +545,12 @@ def test_further_sweepers_are_invocations_of_their_own_which_share_the_shards() 
     assert len(set(callers)) == 4
 
 
-def test_a_task_shares_a_worker_only_where_that_is_asked_for(template: Template) -> None:
+def test_a_task_shares_a_worker_only_where_that_is_asked_for(template: StackTemplate) -> None:
     assert template.function("WorkerFunction").events["Tasks"]["Properties"]["BatchSize"] == 1
 
 
 def test_the_event_source_knows_of_partial_failures_and_waits_long_enough(
-    template: Template,
+    template: StackTemplate,
 ) -> None:
     worker, queue = template.function("WorkerFunction"), template.properties("Queue")
     assert worker.events["Tasks"]["Properties"]["FunctionResponseTypes"] == [
@@ -554,21 +560,21 @@ def test_the_event_source_knows_of_partial_failures_and_waits_long_enough(
     assert queue["RedrivePolicy"]["maxReceiveCount"] >= 5
 
 
-def test_a_call_ends_before_the_api_gives_up(template: Template) -> None:
+def test_a_call_ends_before_the_api_gives_up(template: StackTemplate) -> None:
     assert template.function("GatewayFunction").timeout_s < 30
 
 
 # What the code calls, and what the functions may
 
 
-def test_the_gateway_may_do_what_it_does_and_nothing_more(deployed: Template) -> None:
+def test_the_gateway_may_do_what_it_does_and_nothing_more(deployed: StackTemplate) -> None:
     needed = permissions.of_stores(permissions.GATEWAY) | permissions.of_module(
         "app/roundgate/tokens/keys.py", "decrypt"
     )
     assert permissions.allowed(deployed, "GatewayFunction") == needed
 
 
-def test_the_worker_may_do_what_it_does_and_nothing_more(deployed: Template) -> None:
+def test_the_worker_may_do_what_it_does_and_nothing_more(deployed: StackTemplate) -> None:
     needed = permissions.of_stores(permissions.WORKER) | permissions.OF_THE_MAPPING
     needed |= permissions.of_module("app/roundgate/tokens/keys.py", "decrypt")  # tokens of events
     assert permissions.allowed(deployed, "WorkerFunction") == needed
@@ -576,7 +582,7 @@ def test_the_worker_may_do_what_it_does_and_nothing_more(deployed: Template) -> 
 
 @pytest.mark.parametrize("name", ["GatewayFunction", "WorkerFunction"])
 def test_the_functions_of_tools_may_be_invoked_by_both_and_no_others(
-    deployed: Template, name: str
+    deployed: StackTemplate, name: str
 ) -> None:
     tools = permissions.deployed(FunctionArns="arn:f,arn:g:live", DurableFunctionArns="arn:f:*")
     more = permissions.allowed(tools, name) - permissions.allowed(deployed, name)
@@ -594,7 +600,7 @@ def test_the_functions_of_tools_may_be_invoked_by_both_and_no_others(
 
 @pytest.mark.parametrize("name", ["GatewayFunction", "WorkerFunction"])
 def test_secrets_of_services_may_be_read_by_both_and_no_others(
-    deployed: Template, name: str
+    deployed: StackTemplate, name: str
 ) -> None:
     given = permissions.deployed(SecretArns="arn:s-??????,arn:t", ParameterArns="arn:p")
     more = permissions.allowed(given, name) - permissions.allowed(deployed, name)
@@ -608,25 +614,25 @@ def test_secrets_of_services_may_be_read_by_both_and_no_others(
     }
 
 
-def test_the_rotation_may_do_what_it_does_and_nothing_more(deployed: Template) -> None:
+def test_the_rotation_may_do_what_it_does_and_nothing_more(deployed: StackTemplate) -> None:
     needed = permissions.of_module("infra/rotation/rotate_keys.py")
     assert permissions.allowed(deployed, "RotationFunction") == needed
 
 
-def test_no_role_may_do_anything_to_everything(deployed: Template) -> None:
+def test_no_role_may_do_anything_to_everything(deployed: StackTemplate) -> None:
     for name in deployed.named("AWS::IAM::Role"):
         document = json.dumps(deployed.properties(name)["Policies"])
         assert '"*"' not in document, name
         assert "unknown:" not in document, name
 
 
-def test_no_function_gets_a_policy_that_nobody_wrote(deployed: Template) -> None:
+def test_no_function_gets_a_policy_that_nobody_wrote(deployed: StackTemplate) -> None:
     written = {"GatewayRole", "WorkerRole", "RotationRole"}
     assert set(deployed.named("AWS::IAM::Role")) == written
     assert deployed.named("AWS::IAM::Policy") == deployed.named("AWS::IAM::ManagedPolicy") == []
 
 
-def test_queues_are_spoken_to_over_tls_only(deployed: Template) -> None:
+def test_queues_are_spoken_to_over_tls_only(deployed: StackTemplate) -> None:
     policy = deployed.properties("QueuePolicy")
     (statement,) = policy["PolicyDocument"]["Statement"]
     assert (statement["Effect"], statement["Action"], statement["Principal"]) == (

@@ -9,7 +9,7 @@ import pytest
 
 from roundgate.observability.metrics import NAMESPACE, Metrics
 from roundgate_aws import worker as lambda_worker
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 from tests.support.cloudwatch import Alarm, Minutes, Told, alarms
 from tests.support.dynamodb import ROOT
 
@@ -28,7 +28,7 @@ NAMES |= {
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, Alarm]:
-    return alarms(Template(ROOT / "template.yaml", {}, NAMES))
+    return alarms(StackTemplate(ROOT / "template.yaml", {}, NAMES))
 
 
 FUNCTIONS = ("GatewayErrorsAlarm", "WorkerErrorsAlarm")
@@ -255,7 +255,7 @@ def test_each_looks_at_a_metric_that_is_published(
         for one in directive["Metrics"]
     }
     assert {directive["Namespace"] for directive in directives} == {NAMESPACE}
-    template = Template(ROOT / "template.yaml", {}, NAMES)
+    template = StackTemplate(ROOT / "template.yaml", {}, NAMES)
     (counted,) = template.properties("ThrottledRequests")["MetricTransformations"]
     ours.add((counted["MetricNamespace"], counted["MetricName"], counted["Dimensions"][0]["Key"]))
     for metric in (metric for alarm in known.values() for metric in alarm.metrics):
@@ -266,7 +266,7 @@ def test_each_looks_at_a_metric_that_is_published(
 
 
 def test_every_index_of_the_table_is_looked_at(known: dict[str, Alarm]) -> None:
-    template = Template(ROOT / "template.yaml", {}, NAMES)
+    template = StackTemplate(ROOT / "template.yaml", {}, NAMES)
     indexes = {one["IndexName"] for one in template.properties("Table")["GlobalSecondaryIndexes"]}
     looked_at = {
         (metric.name, metric.dimensions.get("GlobalSecondaryIndexName"))
@@ -279,15 +279,15 @@ def test_every_index_of_the_table_is_looked_at(known: dict[str, Alarm]) -> None:
 
 @pytest.mark.parametrize("restored", ["", "restored"])
 def test_alarms_look_at_the_table_that_the_functions_use(restored: str) -> None:
-    template = Template(ROOT / "template.yaml", {"TableName": restored}, NAMES)
+    template = StackTemplate(ROOT / "template.yaml", {"TableName": restored}, NAMES)
     metrics = alarms(template)["TableThrottlesAlarm"].metrics
     assert {metric.dimensions["TableName"] for metric in metrics} == {restored or "tasks-table"}
 
 
 def test_an_alarm_tells_its_topic_that_it_begins_and_that_it_ends() -> None:
     topic = "arn:aws:sns:eu-central-1:123456789012:alarms"
-    told = Template(ROOT / "template.yaml", {"AlarmTopicArn": topic}, NAMES)
-    usual = Template(ROOT / "template.yaml", {}, NAMES)
+    told = StackTemplate(ROOT / "template.yaml", {"AlarmTopicArn": topic}, NAMES)
+    usual = StackTemplate(ROOT / "template.yaml", {}, NAMES)
     for name in told.named("AWS::CloudWatch::Alarm"):
         properties = told.properties(name)
         assert properties["AlarmActions"] == properties["OKActions"] == [topic], name
@@ -301,7 +301,7 @@ def test_an_alarm_tells_its_topic_that_it_begins_and_that_it_ends() -> None:
 def test_a_stack_that_few_call_has_alarms_of_its_own(
     parameters: dict[str, int], fires: bool
 ) -> None:
-    known = alarms(Template(ROOT / "template.yaml", parameters, NAMES))
+    known = alarms(StackTemplate(ROOT / "template.yaml", parameters, NAMES))
     assert known["GatewayErrorsAlarm"].fires(failed([1], [2])) is fires
 
 
@@ -311,7 +311,7 @@ def test_the_deadline_of_a_turn_is_the_one_that_the_alarm_knows(known: dict[str,
 
 
 def test_the_alarms_of_a_rest_api_look_at_its_metrics(known: dict[str, Alarm]) -> None:
-    rest = Template(ROOT / "template.yaml", {"ApiType": "rest", "StageName": "live"}, NAMES)
+    rest = StackTemplate(ROOT / "template.yaml", {"ApiType": "rest", "StageName": "live"}, NAMES)
     looked_at = alarms(rest)["ApiErrorsAlarm"].metrics
     assert [metric.name for metric in looked_at] == ["5XXError", "Count"]
     assert all(metric.dimensions == {"ApiName": "roundgate"} for metric in looked_at)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra.template.sets import MATTERS, each_alone, every_few
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 from tests.support.dynamodb import ROOT
 from tests.support.expanded import expanded, schemas
 
@@ -54,7 +54,7 @@ SOURCE = (ROOT / "template.yaml").read_text("utf-8")
 def resources(source: dict[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
     """The resources that there are with these parameters."""
     known = {"Queue": "https://queue"}
-    template = Template(ROOT / "template.yaml", parameters, known, source)
+    template = StackTemplate(ROOT / "template.yaml", parameters, known, source)
     return {
         name: template.value(one)
         for name, one in source["Resources"].items()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.template.sets import KEY, LAYERS
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 from tests.support import permissions
 from tests.support.permissions import KNOWN, Permission
 
@@ -25,7 +25,7 @@ def added(function: str, **parameters: str) -> set[Permission]:
     return permissions.allowed(own, function) - permissions.allowed(usual, function)
 
 
-def statements(deployed: Template, function: str) -> dict[str, Any]:
+def statements(deployed: StackTemplate, function: str) -> dict[str, Any]:
     """The statements of a function's role, by their ids."""
     role = deployed.properties(function.replace("Function", "Role"))
     return {

@@ -12,7 +12,7 @@ import pytest
 
 from roundgate.errors import UsageError
 from roundgate_aws import upload
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 from tests.support import moto_server
 from tests.support.dynamodb import ROOT
 
@@ -89,7 +89,7 @@ def test_the_template_in_the_bucket_names_the_code_there(
     *code, template = upload.publish(tmp_path, "releases-3")
     stored = s3.get_object(Bucket="releases-3", Key=template.rpartition("/")[2])["Body"].read()
     assert stored == (tmp_path / "template.yaml").read_bytes()
-    source = Template(tmp_path / "template.yaml").source["Resources"]
+    source = StackTemplate(tmp_path / "template.yaml").source["Resources"]
     functions = ("GatewayFunction", "WorkerFunction", "RotationFunction")
     assert [source[name]["Properties"]["CodeUri"] for name in functions] == code
     assert all(url.startswith("s3://releases-3/") for url in code)

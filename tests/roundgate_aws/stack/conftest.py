@@ -15,7 +15,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from roundgate_aws.stack.functions import Environment, Pool, why_not
+from roundgate_aws.stack.functions import Environment, EnvironmentPool, why_not
 from roundgate_aws.stack.stack import Deployment, Stack, Times, build_zips, running
 from tests.support.asgi import Client
 from tests.support.task_client import TaskClient
@@ -51,7 +51,7 @@ async def begun(stack: Deployed, order: str, what: str, within_s: float = 90) ->
         await asyncio.sleep(0.02)
 
 
-def last(pool: Pool) -> Environment:
+def last(pool: EnvironmentPool) -> Environment:
     """The environment that the latest invocation went to."""
     return next(one for one in pool.environments if one.name == pool.recent[-1])
 
@@ -67,7 +67,7 @@ async def until(
     return task
 
 
-def to_api(deployment: Deployment, pool: Pool) -> httpx.AsyncClient:
+def to_api(deployment: Deployment, pool: EnvironmentPool) -> httpx.AsyncClient:
     """Speaks to an API of its own in front of a pool."""
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(deployment.api(pool)), base_url="http://127.0.0.1"

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from roundgate_aws.stack.functions import why_not
 from roundgate_aws.stack.stack import Stack, Times, build_zips, running
-from roundgate_aws.template import Template
+from roundgate_aws.template import StackTemplate
 from tests.roundgate_aws.stack.conftest import CONFIG, last, to_api
 from tests.support import wire
 from tests.support.asgi import Client
@@ -120,7 +120,7 @@ async def test_a_caller_without_a_valid_token_gets_the_challenge(stack: Stack) -
     url = stack.url.removesuffix("/mcp")
     queue = "https://" + stack.resources["Queue"].partition("://")[2]
     known = {**stack.resources, "Queue": queue}
-    template = Template(parameters={"PublicUrl": url, "ApiType": "rest"}, known=known)
+    template = StackTemplate(parameters={"PublicUrl": url, "ApiType": "rest"}, known=known)
     guarded = replace(stack.deployment, template=template)
     pool = guarded.gateways(1, "Guarded", GATEWAY_CONFIG="guarded.json")
     with closing(pool):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from roundgate.client import Client
 from roundgate.json import encode
-from roundgate_testing.cassettes import RULES, Recorder, StandIn, Verifier, read
+from roundgate_testing.cassettes import RULES, CassetteVerifier, Recorder, StandIn, read
 from roundgate_testing.cassettes.files import as_text
 from roundgate_testing.cassettes.normalize import make_cassette
 from roundgate_testing.cassettes.recording import Recording
@@ -123,7 +123,7 @@ async def test_calls_at_once_are_recorded_in_the_order_in_which_they_were_sent()
                 await client.tools()
                 await asyncio.gather(*(client.call("t", number=number) for number in range(3)))
             written.add(as_text(recorder.cassette))
-        outcomes = [one async for one in Verifier(recorder.cassette, [server.url]).run()]
+        outcomes = [one async for one in CassetteVerifier(recorder.cassette, [server.url]).run()]
     assert len(written) == 1
     assert [one.title for one in outcomes[-3:]] == ["tools/call t"] * 3
     assert [one for one in outcomes if one.differences] == []
@@ -148,5 +148,5 @@ async def test_a_call_that_was_cancelled_is_sent_and_cancelled_again() -> None:
         last = cassette.interactions[-1].response
         assert last is not None
         assert last.end == "client"
-        verifier = Verifier(cassette, [server.url], timeout_s=60)
+        verifier = CassetteVerifier(cassette, [server.url], timeout_s=60)
         assert [one async for one in verifier.run() if one.differences] == []

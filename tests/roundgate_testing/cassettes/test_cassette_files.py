@@ -18,7 +18,7 @@ from roundgate_testing.cassettes import Cassette, read
 from roundgate_testing.cassettes.files import SCHEMA, as_text, dump, parse_document, to_document
 from roundgate_testing.cassettes.matching import (
     Bindings,
-    Slot,
+    ValueSlot,
     compare,
     escape,
     fill,
@@ -26,7 +26,12 @@ from roundgate_testing.cassettes.matching import (
     parse,
     steps,
 )
-from roundgate_testing.cassettes.model import Event, Interaction, Request, Response
+from roundgate_testing.cassettes.model import (
+    CassetteEvent,
+    Interaction,
+    RecordedRequest,
+    RecordedResponse,
+)
 from roundgate_testing.cassettes.normalize import Namer
 from tests.support.long import examples
 
@@ -78,7 +83,7 @@ def test_what_was_said_is_compared_equal_to_itself_and_filled_as_it_was(value: A
 @given(TEXT)
 def test_a_text_is_never_taken_for_a_placeholder(text: str) -> None:
     assert "".join(map(str, parse(escape(text)))) == text
-    assert not [one for one in parse(escape(text)) if isinstance(one, Slot)]
+    assert not [one for one in parse(escape(text)) if isinstance(one, ValueSlot)]
 
 
 @examples(40)
@@ -91,12 +96,12 @@ def test_writing_what_was_read_gives_the_same_bytes(
     for sent, heard, is_stream in said:
         result = {"result": namer.value(heard, is_sent=False)}
         response = (
-            Response(events=(Event(message=result, event_id="e"),))
+            RecordedResponse(events=(CassetteEvent(message=result, event_id="e"),))
             if is_stream
-            else Response(message=result)
+            else RecordedResponse(message=result)
         )
         params = namer.value(sent, is_sent=True)
-        request = Request(message={"method": "x", "params": params})
+        request = RecordedRequest(message={"method": "x", "params": params})
         interactions.append(Interaction(request, response))
     cassette = Cassette(tuple(interactions))
     for suffix in (".yaml", ".json"):

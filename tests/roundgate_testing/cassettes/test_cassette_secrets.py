@@ -18,9 +18,9 @@ from roundgate.errors import HttpRefused, RpcError, UsageError
 from roundgate_testing.cassettes import (
     RULES,
     Cassette,
+    CassetteVerifier,
     Player,
     Recorder,
-    Verifier,
     read,
     secret_names,
 )
@@ -149,7 +149,7 @@ async def test_a_replay_takes_secrets_from_the_environment() -> None:
     assert names == ["CASSETTE_CODE", "CASSETTE_PIN", "CASSETTE_TOKEN"]
     async with scripted(modern(asks_for_secrets, [PIN_TOOL])) as server:
         environment = dict(zip(names, ("the code", "the pin", "the token"), strict=True))
-        verifier = Verifier(
+        verifier = CassetteVerifier(
             cassette,
             [server.url],
             environment=environment,
@@ -159,7 +159,7 @@ async def test_a_replay_takes_secrets_from_the_environment() -> None:
         assert [str(one) for outcome in outcomes for one in outcome.differences] == []
         assert server.asked[-1].params["inputResponses"]["who"]["content"]["code"] == "the code"
         with pytest.raises(UsageError, match="environment variable CASSETTE_PIN"):
-            [one async for one in Verifier(cassette, [server.url], environment={}).run()]
+            [one async for one in CassetteVerifier(cassette, [server.url], environment={}).run()]
 
 
 async def test_a_redirect_to_elsewhere_is_not_followed() -> None:

@@ -17,11 +17,11 @@ from roundgate.client import Bearer, Client
 from roundgate.errors import ConnectionLost, UsageError
 from roundgate_testing.cassettes import (
     Cassette,
+    CassetteVerifier,
     Player,
     Recorder,
-    Reply,
     StandIn,
-    Verifier,
+    WebReply,
     read,
     write,
 )
@@ -62,7 +62,7 @@ async def said(stand_in: StandIn, message: Any, **headers: str) -> tuple[int, st
     return reply.status, await whole(reply)
 
 
-async def whole(reply: Reply) -> str:
+async def whole(reply: WebReply) -> str:
     if reply.stream is None:
         return reply.body.decode()
     return b"".join([part async for part in reply.stream]).decode()
@@ -74,7 +74,7 @@ CALL = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "t
 async def told(cassette: Cassette, script: Script, **options: Any) -> dict[int, list[str]]:
     """What verifying tells of a server that answers so, by the number of the interaction."""
     async with scripted(script) as server, asyncio.timeout(60):
-        verifier = Verifier(cassette, [server.url], **options)
+        verifier = CassetteVerifier(cassette, [server.url], **options)
         return {
             one.number: [str(found) for found in one.differences]
             async for one in verifier.run()

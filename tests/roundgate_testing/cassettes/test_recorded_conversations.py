@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from roundgate.protocol.schemas import Schema
-from roundgate_testing.cassettes import SCHEMA, Cassette, Player, Recorder, Verifier, read
+from roundgate_testing.cassettes import SCHEMA, Cassette, CassetteVerifier, Player, Recorder, read
 from roundgate_testing.cassettes.files import as_text
 from tests.roundgate_testing.cassettes.conftest import HERE, desk
 from tests.roundgate_testing.cassettes.conversations import ALL, EXPECTED, held
@@ -25,7 +25,9 @@ EACH = pytest.mark.parametrize("name", ALL)
 
 async def differing(cassette: Cassette, *urls: str, **options: Any) -> dict[int, list[str]]:
     """What verifying tells, by the number of the interaction."""
-    outcomes = [one async for one in Verifier(cassette, urls, timeout_s=60, **options).run()]
+    outcomes = [
+        one async for one in CassetteVerifier(cassette, urls, timeout_s=60, **options).run()
+    ]
     assert [one.number for one in outcomes] == list(range(1, len(cassette.interactions) + 1))
     return {
         one.number: [str(found) for found in one.differences] for one in outcomes if one.differences

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roundgate.errors import ConnectionLost, UsageError
-from roundgate_testing.suites.targets import Target, started
+from roundgate_testing.suites.targets import SuiteTarget, started
 from tests.support.clocks import pass_time
 
 URL = "http://127.0.0.1:${port}/mcp"
@@ -24,10 +24,10 @@ time.sleep(120)
 """
 
 
-def running(folder: Path, code: str, **options: float) -> Target:
+def running(folder: Path, code: str, **options: float) -> SuiteTarget:
     """A server that is this program; its port is the argument."""
     command = (sys.executable, "-c", code, "${port}")
-    return Target(URL, command, {}, folder, **options)  # type: ignore[arg-type]
+    return SuiteTarget(URL, command, {}, folder, **options)  # type: ignore[arg-type]
 
 
 async def test_a_server_that_listens_is_at_its_url_and_ends_with_the_run(tmp_path: Path) -> None:
@@ -100,5 +100,5 @@ time.sleep(120)
 
 async def test_a_command_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no-such-command"):
-        async with started(Target(URL, ("no-such-command",), {}, tmp_path)):
+        async with started(SuiteTarget(URL, ("no-such-command",), {}, tmp_path)):
             pass

@@ -6,13 +6,13 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from roundgate_testing.suites import CaseResult, Difference, Failure, SuiteResult, Verdict, junit
+from roundgate_testing.suites import CaseResult, Failure, Mismatch, SuiteResult, Verdict, junit
 
 HOSTILE = "a <b> & \x1b[31m # not ok \ud800 \x00\n]]>"
 
 
 def suite(text: str) -> SuiteResult:
-    differing = [Difference("result", text, "2"), Difference("text", text, "2", ("-a", "+b"))]
+    differing = [Mismatch("result", text, "2"), Mismatch("text", text, "2", ("-a", "+b"))]
     failure = Failure(2, f"call {text}", 7, text, differing)
     return SuiteResult(
         text,

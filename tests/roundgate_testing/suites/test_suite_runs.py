@@ -12,7 +12,7 @@ import pytest
 
 from roundgate.client import Client, Question
 from roundgate_testing import suites
-from roundgate_testing.suites import CaseResult, Run, Secrets, Snapshots, Verdict
+from roundgate_testing.suites import CaseResult, Secrets, Snapshots, SuiteRun, Verdict
 from roundgate_testing.suites.expecting import MAX_SHOWN, differences
 from roundgate_testing.suites.running import Script
 from tests.support.server import Server, serving
@@ -45,7 +45,7 @@ class Bench:
         path.write_text(text)
         file = suites.load(path)
         snapshots = Snapshots.beside(path, updates=updates)
-        run = Run(file, lambda: Client(self._url), snapshots, self.secrets, self.environ)
+        run = SuiteRun(file, lambda: Client(self._url), snapshots, self.secrets, self.environ)
         results = await run.cases(range(len(file.suite.cases)), jobs=jobs)
         snapshots.save(drop_unused=False)
         return results

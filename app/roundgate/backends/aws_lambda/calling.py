@@ -36,8 +36,8 @@ from roundgate.backends.aws_lambda.config import (
 from roundgate.backends.aws_lambda.invoking import (
     FunctionInvocation,
     Functions,
+    FunctionTarget,
     Invoked,
-    Target,
     choose_target,
     target,
 )
@@ -67,7 +67,7 @@ from roundgate.backends.exchange import (
 )
 from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.http.endpoint import ToolEndpoint
-from roundgate.backends.http.messages import Answer, doubted, result_from_answer
+from roundgate.backends.http.messages import ServiceAnswer, doubted, result_from_answer
 from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
 from roundgate.observability.outgoing import OutgoingRequest, function_span
@@ -85,7 +85,7 @@ class FunctionCalling(Struct, frozen=True):
     functions: Functions
     tool: LambdaToolConfig
     backend: LambdaBackendConfig
-    target: Target
+    target: FunctionTarget
     timeout_s: float
     redacted: AnswerRedactor
     endpoint: ToolEndpoint | None
@@ -112,7 +112,7 @@ class FunctionCalling(Struct, frozen=True):
             None if tool.output_schema is None else Schema.compile(tool.output_schema),
         )
 
-    def result(self, answer: Answer) -> ToolResult:
+    def result(self, answer: ServiceAnswer) -> ToolResult:
         """Return the tool's result for an answer.
 
         Raises:
@@ -124,7 +124,7 @@ class FunctionCalling(Struct, frozen=True):
 
     def cleaned(self, data: bytes) -> bytes:
         """Remove the configuration's secrets from an answer."""
-        return self.redacted(Answer(200, "", "", data)).body
+        return self.redacted(ServiceAnswer(200, "", "", data)).body
 
 
 class OneCall(Struct, frozen=True):
@@ -156,7 +156,7 @@ class OneCall(Struct, frozen=True):
             return http_event(outgoing, self.key, extra)
         return make_payload(self.calling.tool.payload, self.arguments, self.facts())
 
-    async def say(self, payload: Any, exchange: int = 1) -> Answer:
+    async def say(self, payload: Any, exchange: int = 1) -> ServiceAnswer:
         """Send the nth payload of a dialogue to the tool's function; return the answer. `exchange`
         begins at 1.
 
@@ -172,11 +172,11 @@ class OneCall(Struct, frozen=True):
                 is_repeatable=self.calling.tool.idempotent is True,
             )
 
-    def _span(self, where: Target, payload: Any) -> AbstractContextManager[OutgoingRequest]:
+    def _span(self, where: FunctionTarget, payload: Any) -> AbstractContextManager[OutgoingRequest]:
         """Return the span of an invocation. `facts` puts its context into the client context."""
         return function_span("Invoke", where.name, where.region, payload)
 
-    async def look(self, where: Target, payload: Any) -> Answer:
+    async def look(self, where: FunctionTarget, payload: Any) -> ServiceAnswer:
         """Ask a function about a job; return its answer.
 
         Raises:
@@ -192,13 +192,13 @@ class OneCall(Struct, frozen=True):
 
     async def _answered(
         self,
-        where: Target,
+        where: FunctionTarget,
         payload: Any,
         extra: Mapping[str, Any],
         span: OutgoingRequest,
         *,
         is_repeatable: bool,
-    ) -> Answer:
+    ) -> ServiceAnswer:
         data = encode_payload(payload, is_event=False)
         context = encoded(extra) if self.calling.backend.client_context else None
         invocation = FunctionInvocation(where, data, context, is_repeatable=is_repeatable)
@@ -247,20 +247,20 @@ def make_caller(calling: FunctionCalling) -> CallTool:
     return call
 
 
-async def _answered(call: OneCall, context: Context) -> Answer:
+async def _answered(call: OneCall, context: Context) -> ServiceAnswer:
     tool = call.calling.tool
     if tool.interactive:
-        return Answer.revived(await _dialogue(call, context))
+        return ServiceAnswer.revived(await _dialogue(call, context))
     if tool.job is not None:
-        return Answer.revived(await follow(_job(call, tool.job), context))
+        return ServiceAnswer.revived(await follow(_job(call, tool.job), context))
     if tool.durable is not None:
-        return Answer.revived(await follow(_execution(call, tool.durable), context))
+        return ServiceAnswer.revived(await follow(_execution(call, tool.durable), context))
     answer = await call.say(call.payload())
     await context.log("debug", {"upstream": call.calling.backend.name, "status": answer.status})
     return answer
 
 
-def _accepted(invoked: Invoked, taken_by: Target) -> ToolResult:
+def _accepted(invoked: Invoked, taken_by: FunctionTarget) -> ToolResult:
     text = (
         f"Accepted: AWS Lambda has queued the call of the function {taken_by.name}, which runs later."
         " Its outcome is not reported here."
@@ -289,7 +289,7 @@ async def _dialogue(call: OneCall, context: Context) -> Kept:
     return await dialogue(exchange, context)
 
 
-def _envelope(answer: Answer) -> Any:
+def _envelope(answer: ServiceAnswer) -> Any:
     """Return the answer as JSON if it asks for input, or None."""
     if b'"inputRequests"' not in answer.body:
         return None
@@ -323,10 +323,10 @@ def _job(call: OneCall, config: LambdaJobConfig) -> AnsweredJob:
     if config.function is not None:
         where = target(config.function, None, calling.backend.region)
 
-    async def ask(payload: Mapping[str, Any], values: Mapping[str, str]) -> Answer:
+    async def ask(payload: Mapping[str, Any], values: Mapping[str, str]) -> ServiceAnswer:
         return await call.look(where, BodyTemplate(payload).filled(values))
 
-    async def cancel(values: Mapping[str, str]) -> Answer:
+    async def cancel(values: Mapping[str, str]) -> ServiceAnswer:
         return await ask(config.cancel or {}, {**call.arguments, **values})
 
     return AnsweredJob(
@@ -350,7 +350,7 @@ def _execution(call: OneCall, durable: DurableConfig) -> AnsweredJob:
     calling, caller = call.calling, call.context.principal
     at = (calling.target, calling.timeout_s, caller)
 
-    async def begin() -> Answer:
+    async def begin() -> ServiceAnswer:
         invoked = await call.hand_over(call.key)
         if invoked.execution_arn is None:
             raise BackendError(
@@ -365,16 +365,16 @@ def _execution(call: OneCall, durable: DurableConfig) -> AnsweredJob:
         except FunctionAway as error:
             raise NotNow(str(error)) from None
 
-    async def look(values: Mapping[str, str]) -> Answer:
+    async def look(values: Mapping[str, str]) -> ServiceAnswer:
         execution = await state(values)
         reason = calling.cleaned(_reason(execution).encode("utf-8", "replace")).decode()
         return _json({"status": execution.get("Status"), "reason": reason or None})
 
-    async def result(values: Mapping[str, str]) -> Answer:
+    async def result(values: Mapping[str, str]) -> ServiceAnswer:
         execution = await state(values)
         return answer_from_payload(calling.cleaned(str(execution.get("Result") or "null").encode()))
 
-    async def stop(values: Mapping[str, str]) -> Answer:
+    async def stop(values: Mapping[str, str]) -> ServiceAnswer:
         try:
             await calling.functions.stop(values["execution"], *at)
         except FunctionAway:
@@ -396,8 +396,8 @@ def _execution(call: OneCall, durable: DurableConfig) -> AnsweredJob:
     return AnsweredJob(config, "function", begin, look, result, ends, starts_once=True)
 
 
-def _json(value: Any) -> Answer:
-    return Answer(200, "OK", "application/json", json.encode(value))
+def _json(value: Any) -> ServiceAnswer:
+    return ServiceAnswer(200, "OK", "application/json", json.encode(value))
 
 
 def _reason(execution: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ from roundgate.clock import Clock
 from roundgate.errors import BackendError, ConfigError, FunctionAway, Unavailable
 
 
-class Target(Struct, frozen=True):
+class FunctionTarget(Struct, frozen=True):
     """A function to invoke."""
 
     function: str
@@ -49,17 +49,17 @@ class Target(Struct, frozen=True):
         return self.function.rpartition(":function:")[2]
 
 
-def target(function: str, qualifier: str | None, region: str | None) -> Target:
+def target(function: str, qualifier: str | None, region: str | None) -> FunctionTarget:
     """Return the target of a configured function; an ARN's region takes precedence over
     `region`."""
     parts = function.split(":")
     own = parts[3] if function.startswith("arn:") else region
     if qualifier is None or is_qualified(function):
-        return Target(function, own)
-    return Target(f"{function}:{qualifier}", own)
+        return FunctionTarget(function, own)
+    return FunctionTarget(f"{function}:{qualifier}", own)
 
 
-def choose_target(tool: LambdaToolConfig, backend: LambdaBackendConfig) -> Target:
+def choose_target(tool: LambdaToolConfig, backend: LambdaBackendConfig) -> FunctionTarget:
     """Return the function of a tool, by default the back end's."""
     if tool.function is not None:
         return target(tool.function, tool.qualifier, backend.region)
@@ -127,7 +127,7 @@ def pause_s(refused: Refusal, attempt: int) -> float:
         return float(0.2 * 2 ** (attempt - 1))
 
 
-def error_from_refusal(refused: Refusal, target: Target) -> BackendError:
+def error_from_refusal(refused: Refusal, target: FunctionTarget) -> BackendError:
     """Return the error that the caller receives for AWS's refusal."""
     code, name = refused.code[:100], target.name
     if code in THROTTLED:
@@ -176,7 +176,7 @@ def _not_answered(refused: Refusal, name: str) -> BackendError:
 
 
 def _too_slow(
-    target: Target, timeout_s: float, refused: Refusal | None, *, may_have_run: bool
+    target: FunctionTarget, timeout_s: float, refused: Refusal | None, *, may_have_run: bool
 ) -> BackendError:
     """Return the error for a timeout: during an attempt, after the attempt that was refused, or
     before the first."""
@@ -205,7 +205,7 @@ log = logging.getLogger("roundgate.backends")
 class FunctionInvocation:
     """One invocation of a function."""
 
-    target: Target
+    target: FunctionTarget
     payload: bytes = field(repr=False)
     client_context: str | None = field(default=None, repr=False)
     """The client context in base64."""
@@ -277,7 +277,7 @@ class Functions:
         return done
 
     async def execution(
-        self, arn: str, target: Target, timeout_s: float, caller: Principal
+        self, arn: str, target: FunctionTarget, timeout_s: float, caller: Principal
     ) -> dict[str, Any]:
         """Return the state of a durable execution (`GetDurableExecution`).
 
@@ -296,7 +296,9 @@ class Functions:
         )
         return response
 
-    async def stop(self, arn: str, target: Target, timeout_s: float, caller: Principal) -> None:
+    async def stop(
+        self, arn: str, target: FunctionTarget, timeout_s: float, caller: Principal
+    ) -> None:
         """Stop a durable execution (`StopDurableExecution`) unless it has ended.
 
         Raises:
@@ -320,7 +322,7 @@ class Functions:
     async def _do(
         self,
         work: Callable[[], Any],
-        target: Target,
+        target: FunctionTarget,
         timeout_s: float,
         caller: Principal,
         *,
@@ -394,7 +396,7 @@ class Functions:
         return self._clients[key]
 
 
-def _log_call(target: Target, done: Any, took_ms: float) -> None:
+def _log_call(target: FunctionTarget, done: Any, took_ms: float) -> None:
     """Log a call of AWS Lambda without its content."""
     if not log.isEnabledFor(logging.DEBUG):
         return

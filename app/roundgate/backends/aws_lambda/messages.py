@@ -36,10 +36,10 @@ from roundgate.backends.aws_lambda.config import (
     LambdaToolConfig,
     PayloadConfig,
 )
-from roundgate.backends.aws_lambda.invoking import Target
+from roundgate.backends.aws_lambda.invoking import FunctionTarget
 from roundgate.backends.http.config import HttpArgument, HttpToolConfig
 from roundgate.backends.http.endpoint import ToolEndpoint
-from roundgate.backends.http.messages import Answer, Outgoing
+from roundgate.backends.http.messages import Outgoing, ServiceAnswer
 from roundgate.backends.http.secrets import SECRET_NAME, parted
 from roundgate.errors import DOUBT, FunctionFailed, ParseError, ToolError, UnexpectedAnswer
 from roundgate.observability.tracing import outgoing
@@ -235,7 +235,7 @@ MAX_CHARS: Final = 500
 """The limit on the text of a function's failure, in characters."""
 
 
-def answer_from_payload(payload: bytes) -> Answer:
+def answer_from_payload(payload: bytes) -> ServiceAnswer:
     """Convert the payload of a successful invocation to an answer.
 
     Raises:
@@ -251,10 +251,10 @@ def answer_from_payload(payload: bytes) -> Answer:
         and isinstance(body, str)
     ):
         return _response(value, body.encode("utf-8", "replace"))
-    return Answer(200, "OK", _JSON, payload or b"null")
+    return ServiceAnswer(200, "OK", _JSON, payload or b"null")
 
 
-def failure_from_payload(payload: bytes, target: Target) -> FunctionFailed:
+def failure_from_payload(payload: bytes, target: FunctionTarget) -> FunctionFailed:
     """Convert a function's own error to the caller's error: type and message, without the stack."""
     try:
         details = lenient.read(payload).value
@@ -289,14 +289,14 @@ def _members(payload: bytes) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _response(value: Mapping[str, Any], body: bytes) -> Answer:
+def _response(value: Mapping[str, Any], body: bytes) -> ServiceAnswer:
     code = value.get("statusCode", 200)
     status = code if type(code) is int and 100 <= code <= 599 else 502
     try:
         reason = HTTPStatus(status).phrase
     except ValueError:
         reason = ""
-    return Answer(status, reason, _content_type(value, body), body).in_utf8()
+    return ServiceAnswer(status, reason, _content_type(value, body), body).in_utf8()
 
 
 def _content_type(value: Mapping[str, Any], body: bytes) -> str:

@@ -30,7 +30,7 @@ from roundgate.backends.http.exchanges import (
     make_key,
     parents,
 )
-from roundgate.backends.http.messages import Answer, Outgoing
+from roundgate.backends.http.messages import Outgoing, ServiceAnswer
 from roundgate.backends.http.service import Service
 from roundgate.backends.http.tls import Certificates
 from roundgate.errors import ConfigError, Problem
@@ -121,7 +121,7 @@ class HttpBackend:
         async def exchanged(context: Context, arguments: dict[str, Any]) -> ToolResult:
             """Return the result of the last answer of a dialogue or a job."""
 
-            async def send(request: Outgoing) -> Answer:
+            async def send(request: Outgoing) -> ServiceAnswer:
                 return await self._service.send(request, timeout_s, context.deadline)
 
             read = {**endpoint.defaults, **await calling.files_read(context, arguments)}
@@ -134,7 +134,7 @@ class HttpBackend:
             else:
                 requests = JobRequests(config.job, send, outgoing, key, in_paths, plan.query, read)
                 kept = await follow(requests.job(), context)
-            return await calling.result_from(Answer.revived(kept))
+            return await calling.result_from(ServiceAnswer.revived(kept))
 
         if config.interactive or config.job is not None:
             return exchanged

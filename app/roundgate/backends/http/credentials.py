@@ -42,7 +42,7 @@ from roundgate.backends.http.secrets import (
     of_headers,
 )
 from roundgate.backends.http.tls import Certificates
-from roundgate.backends.secret_reading import Secrets
+from roundgate.backends.secret_reading import SecretTexts
 from roundgate.errors import BackendError, ConfigError, Problem
 from roundgate.settings import Origin, Secret
 
@@ -58,7 +58,7 @@ class ServiceAccess(Struct, frozen=True):
     credentials: Sequence[Credential] = ()
     headers: Mapping[str, Secret] = field(default_factory=dict)
     """Fixed headers for every request."""
-    secrets: Secrets = field(default_factory=Secrets)
+    secrets: SecretTexts = field(default_factory=SecretTexts)
     tokens: TokenSource | None = None
     """The token source of the `ClientCredential` among `credentials`, if any."""
     session_tokens: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -259,7 +259,7 @@ Write: TypeAlias = Callable[["httpx.Request", str], None]
 class SecretFlow:
     """A flow for one secret, which is read when a request needs it."""
 
-    def __init__(self, secret: Secret, secrets: Secrets, write: Write) -> None:
+    def __init__(self, secret: Secret, secrets: SecretTexts, write: Write) -> None:
         self._secret = secret
         self._secrets = secrets
         self._write = write

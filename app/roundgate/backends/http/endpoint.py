@@ -17,8 +17,8 @@ from roundgate.backends.http.bodies import FILE, MEDIA_TYPES, Body, BodyKind, Bo
 from roundgate.backends.http.config import HttpArgument, HttpToolConfig
 from roundgate.backends.http.credential_config import FRAMING, Taken, header_key
 from roundgate.backends.http.messages import (
-    Answer,
     Outgoing,
+    ServiceAnswer,
     doubted,
     result_from_answer,
     with_headers,
@@ -150,7 +150,7 @@ class ToolEndpoint:
         """
         return self.plan.request({**self.defaults, **arguments})
 
-    def result(self, answer: Answer) -> ToolResult:
+    def result(self, answer: ServiceAnswer) -> ToolResult:
         """Return the tool's result for an answer.
 
         Raises:

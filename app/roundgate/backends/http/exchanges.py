@@ -31,7 +31,7 @@ from roundgate.backends.http.caller_headers import caller_headers
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig, RemoteConfig
 from roundgate.backends.http.credential_config import header_key
 from roundgate.backends.http.endpoint import PATH_VARIABLE, Argument
-from roundgate.backends.http.messages import LARGE_BYTES, Answer, Outgoing, Send
+from roundgate.backends.http.messages import LARGE_BYTES, Outgoing, Send, ServiceAnswer
 from roundgate.backends.http.plan import RequestPlan
 from roundgate.backends.http.service import Service
 from roundgate.backends.http.values import clashing, pairs, path_text, text
@@ -114,7 +114,7 @@ class Calling(Struct, frozen=True):
     timeout_s: float
     key_header: str | None
     """The header of the idempotency key that the service accepts."""
-    result: Callable[[Answer], ToolResult]
+    result: Callable[[ServiceAnswer], ToolResult]
     defaults: Mapping[str, Any] = {}
     """The values to send for omitted arguments."""
     taken: frozenset[str] = frozenset()
@@ -148,7 +148,7 @@ class Calling(Struct, frozen=True):
             _check_taken(outgoing, self.taken)
         return outgoing
 
-    async def answered(self, context: AnyContext, outgoing: Outgoing) -> Answer:
+    async def answered(self, context: AnyContext, outgoing: Outgoing) -> ServiceAnswer:
         """Send the request of a call with its key; return the answer."""
         key = await make_key(context, outgoing.method, self.key_header)
         answer = await self.service.send(with_key(outgoing, key), self.timeout_s, context.deadline)
@@ -156,7 +156,7 @@ class Calling(Struct, frozen=True):
         await context.log("debug", about)
         return answer
 
-    async def result_from(self, answer: Answer) -> ToolResult:
+    async def result_from(self, answer: ServiceAnswer) -> ToolResult:
         """Convert an answer to the tool's result, in a thread if it is large."""
         if len(answer.body) > LARGE_BYTES:
             return await asyncio.to_thread(self.result, answer)
@@ -181,7 +181,7 @@ def make_exchange(send: Send, outgoing: Outgoing, key: IdempotencyKey | None) ->
     return exchange
 
 
-def _read_questions(answer: Answer) -> Kept:
+def _read_questions(answer: ServiceAnswer) -> Kept:
     if answer.status != 200:  # an error answer would show the service's state to the caller
         raise BackendError(
             f"The service asked for input with the status {answer.status} instead of 200"
@@ -282,7 +282,7 @@ class JobRequests(Struct, frozen=True):
             starts_once=start.is_repeatable,
         )
 
-    async def _get(self, path: str, values: Mapping[str, str]) -> Answer:
+    async def _get(self, path: str, values: Mapping[str, str]) -> ServiceAnswer:
         request = self._request(path, values)
         try:
             return await self.send(request)
@@ -291,7 +291,7 @@ class JobRequests(Struct, frozen=True):
         except BackendError as error:
             raise NotNow(str(error)) from None
 
-    async def _cancel(self, cancel: HttpCancelConfig, values: Mapping[str, str]) -> Answer:
+    async def _cancel(self, cancel: HttpCancelConfig, values: Mapping[str, str]) -> ServiceAnswer:
         variables = {**self.arguments, **values}
         request = self._request(cancel.path, values)
         query = BodyTemplate(cancel.query).filled(variables)

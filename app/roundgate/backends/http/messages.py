@@ -67,7 +67,7 @@ class Outgoing(Struct, frozen=True):
         return f"{self.path}?{self.query}" if self.query else self.path
 
 
-class Answer(Struct, frozen=True):
+class ServiceAnswer(Struct, frozen=True):
     """A service's answer."""
 
     status: int
@@ -94,7 +94,7 @@ class Answer(Struct, frozen=True):
         """Whether the body is declared as JSON."""
         return self.media_type == "application/json" or self.media_type.endswith("+json")
 
-    def in_utf8(self) -> Answer:
+    def in_utf8(self) -> ServiceAnswer:
         """Return the answer with JSON in UTF-8, whatever its charset."""
         return (
             replace(self, body=lenient.in_utf8(self.body, self.content_type))
@@ -122,7 +122,7 @@ class Answer(Struct, frozen=True):
         }
 
     @classmethod
-    def revived(cls, kept: Mapping[str, Any]) -> Answer:
+    def revived(cls, kept: Mapping[str, Any]) -> ServiceAnswer:
         """Restore an answer from the result of `kept`."""
         body = base64.b64decode(kept["body"])
         headers = kept.get("headers", {})
@@ -147,12 +147,12 @@ def doubted(is_in_doubt: bool) -> Iterator[None]:
         raise
 
 
-Send: TypeAlias = Callable[[Outgoing], Awaitable[Answer]]
+Send: TypeAlias = Callable[[Outgoing], Awaitable[ServiceAnswer]]
 
 
 def result_from_answer(
     tool: str,
-    answer: Answer,
+    answer: ServiceAnswer,
     pointer: str = "",
     output: Schema | None = None,
     *,
@@ -196,7 +196,10 @@ def result_from_answer(
 
 
 def with_headers(
-    result: ToolResult, answer: Answer, members: Mapping[str, str], output: Schema | None = None
+    result: ToolResult,
+    answer: ServiceAnswer,
+    members: Mapping[str, str],
+    output: Schema | None = None,
 ) -> ToolResult:
     """Return a result with headers of the answer added as members. A value that is not an object,
     or already has one of the members, moves to the member `result`.
@@ -234,7 +237,7 @@ def _check_output(value: Any, output: Schema | None) -> None:
         raise UnexpectedAnswer(f"The service's answer is not as declared: {'; '.join(problems)}")
 
 
-def _from_json(tool: str, answer: Answer, pointer: str, output: Schema | None) -> ToolResult:
+def _from_json(tool: str, answer: ServiceAnswer, pointer: str, output: Schema | None) -> ToolResult:
     try:
         value = json.at_pointer(answer.value(tool), pointer)
     except ParseError:
@@ -256,7 +259,7 @@ def _warn(tool: str, why: str) -> None:
     )
 
 
-def excerpt(answer: Answer) -> str:
+def excerpt(answer: ServiceAnswer) -> str:
     """Return the beginning of an answer on one line, after a colon. Return an empty string if the
     answer is binary or empty."""
     text = " ".join(answer.body[: 4 * _EXCERPT_CHARS].decode("utf-8", "replace").split())
@@ -265,14 +268,14 @@ def excerpt(answer: Answer) -> str:
     return f": {text[:_EXCERPT_CHARS]}{'…' if len(text) > _EXCERPT_CHARS else ''}"
 
 
-def _again(answer: Answer) -> str:
+def _again(answer: ServiceAnswer) -> str:
     retry_after = (answer.retry_after or "").strip()
     if answer.status not in (429, 503) or not retry_after.isascii() or not retry_after.isdecimal():
         return ""
     return f"; try again in {retry_after[:9]} s"
 
 
-def _blocks(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:
+def _blocks(tool: str, media_type: str, answer: ServiceAnswer) -> tuple[ContentBlock, ...]:
     if not answer.body:
         return (TextContent(answer.status_line),)
     kind = media_type.partition("/")[0]

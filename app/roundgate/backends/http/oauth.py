@@ -31,7 +31,7 @@ from roundgate import json
 from roundgate.aio import Flight
 from roundgate.backends.http.credential_config import ClientCredential
 from roundgate.backends.http.tls import Certificates
-from roundgate.backends.secret_reading import Secrets
+from roundgate.backends.secret_reading import SecretTexts
 from roundgate.clock import Clock
 from roundgate.errors import BackendError, ParseError, TokenRefused
 from roundgate.net.oauth import basic_authorization, signed_assertion
@@ -75,7 +75,7 @@ class TokenSource:
     def __init__(
         self,
         config: ClientCredential,
-        secrets: Secrets,
+        secrets: SecretTexts,
         certificates: Certificates,
         clock: Clock | None = None,
     ) -> None:
@@ -169,7 +169,7 @@ class TokenRequest:
     """The token requests of one client to one authorization server."""
 
     def __init__(
-        self, config: ClientCredential, secrets: Secrets, certificates: Certificates
+        self, config: ClientCredential, secrets: SecretTexts, certificates: Certificates
     ) -> None:
         self._config = config
         self._secrets = secrets

@@ -39,7 +39,7 @@ MARGIN_S: Final = 0.1
 log: Final = logging.getLogger("roundgate.backends")
 
 
-class Answered(Protocol):
+class AttemptAnswer(Protocol):
     """The part of an answer that decides about retries and the breaker."""
 
     @property
@@ -63,7 +63,7 @@ class Repeatable(Protocol):
         """Whether the request has a key by which the service recognizes a repetition."""
 
 
-A = TypeVar("A", bound=Answered)
+A = TypeVar("A", bound=AttemptAnswer)
 
 
 class Retries:
@@ -119,7 +119,7 @@ class Retries:
         return usual / 2 + spread / 2 if asked_s is None else asked_s + spread
 
 
-def _is_passing(answer: Answered, outgoing: Repeatable, attempt: int) -> bool:
+def _is_passing(answer: AttemptAnswer, outgoing: Repeatable, attempt: int) -> bool:
     if answer.status == UNDER_WAY:
         return attempt > 1 and outgoing.has_key
     return outgoing.is_repeatable and answer.status in PASSING

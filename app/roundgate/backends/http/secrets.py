@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from pydantic import SecretStr
 
 from roundgate.backends.http.credential_config import Credential
-from roundgate.backends.http.messages import Answer
-from roundgate.backends.secret_reading import Secrets
+from roundgate.backends.http.messages import ServiceAnswer
+from roundgate.backends.secret_reading import SecretTexts
 from roundgate.settings import Secret
 from roundgate.settings.spellings import Escaped, in_base64, spellings
 
@@ -46,7 +46,7 @@ class AnswerRedactor:
         unique = frozenset(secrets)
         return cls(lambda: unique)
 
-    def __call__(self, answer: Answer) -> Answer:
+    def __call__(self, answer: ServiceAnswer) -> ServiceAnswer:
         """Return an answer without the secrets."""
         self._update()
         return replace(
@@ -95,7 +95,7 @@ class AnswerRedactor:
         return data
 
 
-def of_credentials(credentials: Iterable[Credential], read: Secrets) -> set[str]:
+def of_credentials(credentials: Iterable[Credential], read: SecretTexts) -> set[str]:
     """Return the secrets of credentials, as far as they have been read."""
     texts: set[str] = set()
     for credential in credentials:
@@ -104,7 +104,7 @@ def of_credentials(credentials: Iterable[Credential], read: Secrets) -> set[str]
     return texts
 
 
-def of_headers(headers: Mapping[str, Secret], read: Secrets) -> set[str]:
+def of_headers(headers: Mapping[str, Secret], read: SecretTexts) -> set[str]:
     """Return the secrets in fixed headers, as far as they have been read."""
     secret = [value for name, value in headers.items() if SECRET_NAME.search(name)]
     return parted(read.known(secret))

@@ -17,8 +17,8 @@ from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
 from roundgate.backends.http.credentials import ServiceAccess, authenticated
 from roundgate.backends.http.messages import (
     ACCEPTED,
-    Answer,
     Outgoing,
+    ServiceAnswer,
     doubted,
 )
 from roundgate.backends.http.reliability import Hosts, Retries
@@ -92,7 +92,7 @@ class Service:
 
     async def send(
         self, outgoing: Outgoing, timeout_s: float, deadline: Deadline | None = None
-    ) -> Answer:
+    ) -> ServiceAnswer:
         """Send a request, with retries, and return its whole answer.
 
         Args:
@@ -108,7 +108,7 @@ class Service:
         """
         until = deadline or self._clock.deadline(None)
 
-        async def once() -> Answer:
+        async def once() -> ServiceAnswer:
             self._gate.check()
             if (
                 self._access.tokens is not None
@@ -119,7 +119,7 @@ class Service:
         with doubted(not outgoing.is_safe_to_repeat):
             return await self._retries.send(outgoing, once, until)
 
-    async def _once(self, outgoing: Outgoing, timeout_s: float) -> Answer:
+    async def _once(self, outgoing: Outgoing, timeout_s: float) -> ServiceAnswer:
         import httpx
 
         request_line = f"{outgoing.method} {outgoing.path} of {self.name}"
@@ -151,7 +151,7 @@ class Service:
         timeout_s: float,
         span: OutgoingRequest,
         progress: _Progress,
-    ) -> Answer:
+    ) -> ServiceAnswer:
         import httpx
 
         from roundgate.net.http import redirected
@@ -192,7 +192,7 @@ class Service:
                 await response.aclose()
         raise UnexpectedAnswer(f"{what} redirects more than {_MAX_REDIRECTS} times")
 
-    async def _read(self, response: httpx.Response, what: str, outgoing: Outgoing) -> Answer:
+    async def _read(self, response: httpx.Response, what: str, outgoing: Outgoing) -> ServiceAnswer:
         limit = outgoing.max_bytes or self._config.max_response_bytes
         encoding = response.headers.get("content-encoding", "")
         try:
@@ -213,7 +213,7 @@ class Service:
             raise UnexpectedAnswer(
                 f"{what} answered in an encoding that was not requested: {encoding[:50]!r}"
             ) from None
-        answer = Answer(
+        answer = ServiceAnswer(
             response.status_code,
             response.reason_phrase,
             response.headers.get("content-type", ""),

@@ -36,9 +36,9 @@ from roundgate.backends.mcp.listening import Listening
 from roundgate.backends.mcp.pins import Pins
 from roundgate.backends.mcp.process_log import ProcessLog
 from roundgate.backends.mcp.prompts import make_prompts
-from roundgate.backends.mcp.requests import Requests
+from roundgate.backends.mcp.requests import ServerRequests
 from roundgate.backends.mcp.resources import make_resources, unlisted_resource
-from roundgate.backends.mcp.server import CARRIED, INFO, Server, pause_s
+from roundgate.backends.mcp.server import CARRIED, INFO, McpServer, pause_s
 from roundgate.backends.mcp.skills import ServerSkills
 from roundgate.backends.mcp.snapshot import ServerSnapshot, read_snapshot
 from roundgate.backends.mcp.tasks import ServerTasks
@@ -141,7 +141,7 @@ class McpBackend:
         self._uris = Uris(config.name, is_named=config.uris == "named")
         self._pins = Pins(config, origin, self._clock, self._poll_to_compare)
         accept = self._pins.require_accepted_page
-        self._requests = Requests(self._server, self._limits, self._wake, accept, self._held)
+        self._requests = ServerRequests(self._server, self._limits, self._wake, accept, self._held)
         self._older_requests = replace(self._requests, server=self._quiet, is_older=True)
         self._listening = Listening(self._server, self._uris, self._clock)
         self._other_counts = 0, 0
@@ -318,7 +318,7 @@ class McpBackend:
 
     # -- the parts of the offer --------------------------------------------------------------------
 
-    async def _poll(self, server: Server) -> ServerSnapshot:
+    async def _poll(self, server: McpServer) -> ServerSnapshot:
         """See `read_snapshot`."""
         check_arguments = self._config.check_arguments
         return await read_snapshot(server, self._snapshot, check_arguments=check_arguments)
@@ -348,11 +348,11 @@ class McpBackend:
             if not keeps:
                 await server.aclose()
 
-    def _make_polled(self, capabilities: Json) -> Server:
+    def _make_polled(self, capabilities: Json) -> McpServer:
         """Return a connection for one poll."""
         return self._make_server(capabilities if self._may_ask else {}, is_for_one_poll=True)
 
-    def _can_ask(self, server: Server, snapshot: ServerSnapshot) -> bool:
+    def _can_ask(self, server: McpServer, snapshot: ServerSnapshot) -> bool:
         """Return whether calls can carry questions. AWS Lambda freezes a process between two calls,
         so it cannot hold the stream of an older server that does not keep its events."""
         return snapshot.info.is_modern or not self._shared.is_cold or server.keeps_events
@@ -388,12 +388,12 @@ class McpBackend:
         return self._held is not None and self._held.may_ask
 
     @property
-    def _listing(self) -> Server:
+    def _listing(self) -> McpServer:
         """The connection for lists; see `_quiet` in `__init__`."""
         return self._server if self._may_ask else self._quiet
 
     @property
-    def _calling(self) -> Server:
+    def _calling(self) -> McpServer:
         """The connection for calls that are not in a session of their caller."""
         return self._quiet if self._is_older else self._server
 
@@ -571,10 +571,10 @@ class McpBackend:
 
     # -- the parts of a connection -----------------------------------------------------------------
 
-    def _make_server(self, capabilities: Json, *, is_for_one_poll: bool = False) -> Server:
+    def _make_server(self, capabilities: Json, *, is_for_one_poll: bool = False) -> McpServer:
         """Return a connection. The session of an older server declares `capabilities`."""
         make_link = self._process if self._config.command else self._http
-        return Server(
+        return McpServer(
             self._config,
             partial(make_link, is_for_one_poll),
             self._gate,

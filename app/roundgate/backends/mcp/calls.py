@@ -25,7 +25,7 @@ from roundgate.backends.mcp.held import HeldCalls, can_hold
 from roundgate.backends.mcp.held_call import refusal
 from roundgate.backends.mcp.server import (
     CARRIED,
-    Server,
+    McpServer,
     answers_questions,
     needed_pages,
     refuse_answers,
@@ -35,7 +35,7 @@ from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.service_tasks import check_request, may_hand_over
 from roundgate.client import Limits
-from roundgate.client.flows import InputRequired, read_input_required
+from roundgate.client.flows import AskingResult, read_input_required
 from roundgate.client.messages import META, Listener, of_arguments
 from roundgate.client.sender import Headers
 from roundgate.client.types import Json, is_object_list
@@ -78,7 +78,7 @@ class ToolCalls(Struct, frozen=True):
     """The calls of one tool."""
 
     config: McpBackendConfig
-    server: Server
+    server: McpServer
     tool: UsableTool
     limits: Limits
     has_tasks: bool
@@ -301,7 +301,7 @@ async def open_pages(requests: Json, context: Context, server: str) -> None:
             )
 
 
-def questions_from_wire(required: InputRequired, server: str, context: Context) -> Json:
+def questions_from_wire(required: AskingResult, server: str, context: Context) -> Json:
     """Return a server's questions and state, in the form of the journal.
 
     Raises:
@@ -362,7 +362,7 @@ class Relay:
     """Relays the progress and log messages of one request to the client, and refuses questions of
     an older server."""
 
-    def __init__(self, context: Context, server: Server, token: str | None = None) -> None:
+    def __init__(self, context: Context, server: McpServer, token: str | None = None) -> None:
         """Prepare to relay. `token` is the progress token that an earlier round has sent."""
         meta = run_of(context).call.meta
         self._context = context

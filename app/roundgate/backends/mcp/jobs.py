@@ -19,7 +19,7 @@ from roundgate.backends.exchange import Kept, NotNow, follow, is_in_doubt, is_pa
 from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.mcp.calls import refuse, with_meta
 from roundgate.backends.mcp.config import JobToolConfig, McpBackendConfig, McpJobConfig
-from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.server import McpServer
 from roundgate.backends.mcp.tools import UsableTool, result_from_wire
 from roundgate.backends.mcp.uris import Uris
 from roundgate.client.messages import Listener, of_arguments
@@ -65,7 +65,7 @@ class JobCalls(Struct, frozen=True):
 
     backend: McpBackendConfig
     config: McpJobConfig
-    server: Server
+    server: McpServer
     tool: UsableTool
     tools: Mapping[str, UsableTool]
     uris: Uris

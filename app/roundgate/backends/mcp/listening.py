@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from roundgate.backends.mcp.server import Server, pause_s
+from roundgate.backends.mcp.server import McpServer, pause_s
 from roundgate.backends.mcp.uris import Uris
 from roundgate.background import detached
 from roundgate.client import ServerInfo
@@ -41,7 +41,7 @@ log = logging.getLogger("roundgate.backends")
 class Listening:
     """Listens to changes of one server's resources (`ChangeReporter`)."""
 
-    def __init__(self, server: Server, uris: Uris, clock: Clock) -> None:
+    def __init__(self, server: McpServer, uris: Uris, clock: Clock) -> None:
         self._server = server
         self._uris = uris
         self._clock = clock

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from roundgate.backends.mcp.tools import MAX_NAME, MAX_REASON, LeftOut
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
-from roundgate.client.flows import Listing
+from roundgate.client.flows import WholeList
 from roundgate.client.types import Json, is_object_list
 from roundgate.errors import BadAnswer, HttpRefused, RpcError
 
@@ -96,7 +96,9 @@ async def read_lists(connection: Connection, server: ServerInfo, previous: Lists
     )
 
 
-async def _read(connection: Connection, method: str, previous: Lists) -> tuple[Listing, str | None]:
+async def _read(
+    connection: Connection, method: str, previous: Lists
+) -> tuple[WholeList, str | None]:
     """Return a list, and the reason for a failure to read it, or `None`."""
     earlier = previous.get(method)
     try:
@@ -104,14 +106,14 @@ async def _read(connection: Connection, method: str, previous: Lists) -> tuple[L
         return read_with_earlier(listing, earlier, _KEYS.get(method, "name"))
     except (RpcError, BadAnswer, HttpRefused) as error:
         if isinstance(error, RpcError) and error.code == _NOT_FOUND:
-            return Listing([], None), None
-        kept = Listing(list(earlier), None, previous.is_private)
+            return WholeList([], None), None
+        kept = WholeList(list(earlier), None, previous.is_private)
         return kept, str(error.args[0])[:MAX_REASON]
 
 
 def read_with_earlier(
-    listing: Listing, earlier: Sequence[Json], key: str
-) -> tuple[Listing, str | None]:
+    listing: WholeList, earlier: Sequence[Json], key: str
+) -> tuple[WholeList, str | None]:
     """Return a list, and the reason why its last pages could not be read, or `None`. Their entries
     stay as they were in an earlier poll."""
     if listing.error is None:
@@ -122,7 +124,7 @@ def read_with_earlier(
     return replace(listing, items=[*listing.items, *rest]), reason
 
 
-async def read_list(connection: Connection, method: str, member: str) -> Listing:
+async def read_list(connection: Connection, method: str, member: str) -> WholeList:
     """Return a list.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from roundgate.backends.mcp.apps import is_page, page_definition
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.lock import KINDS, LockFile
-from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.server import McpServer
 from roundgate.backends.mcp.snapshot import ServerSnapshot
 from roundgate.backends.mcp.tools import MAX_NAME
 from roundgate.client.messages import Listener
@@ -186,7 +186,7 @@ class Pins:
                 reason="quarantined",
             )
 
-    async def write(self, snapshot: ServerSnapshot, server: Server) -> str:
+    async def write(self, snapshot: ServerSnapshot, server: McpServer) -> str:
         """Write the definitions of a snapshot and its pages to the lock file; return a summary.
 
         Raises:
@@ -214,7 +214,7 @@ class Pins:
         lines = [] if before is None else before.changes_to(lock)
         return "\n".join([*lines, f"{self._config.name}: {counts} pinned: {self.path}"])
 
-    async def _read_pages(self, snapshot: ServerSnapshot, server: Server) -> Sequence[Json]:
+    async def _read_pages(self, snapshot: ServerSnapshot, server: McpServer) -> Sequence[Json]:
         """Return the definitions of a server's pages. Raise ConfigError if a page cannot be read."""
         uris = [uri for uri in snapshot.pages if self._config.pins_page(uri)]
         if len(uris) > MAX_PAGES:
@@ -223,7 +223,7 @@ class Pins:
             raise ConfigError([self._origin.problem(text, remedy)])
         return [await self._read_page(uri, server) for uri in uris]
 
-    async def _read_page(self, uri: str, server: Server) -> Json:
+    async def _read_page(self, uri: str, server: McpServer) -> Json:
         listener, deadline = (
             Listener(capabilities=dict(DECLARED)),
             self._clock.deadline(PAGE_S * 1000),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from roundgate.backends.base import GetPrompt, Prompt
 from roundgate.backends.mcp.config import PartConfig
 from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_out
-from roundgate.backends.mcp.requests import Requests
+from roundgate.backends.mcp.requests import ServerRequests
 from roundgate.backends.mcp.tools import MAX_NAME, LeftOut, without_hop
 from roundgate.backends.mcp.uris import Uris
 from roundgate.client.types import Json, is_object_list, without_nulls
@@ -19,7 +19,7 @@ from roundgate.replay import Context
 
 
 def make_prompts(
-    lists: Lists, requests: Requests, config: PartConfig, uris: Uris, clock: Clock
+    lists: Lists, requests: ServerRequests, config: PartConfig, uris: Uris, clock: Clock
 ) -> tuple[list[Prompt], list[LeftOut]]:
     """Return the selected prompts that can be served, and records of the others."""
     prompts: dict[str, Prompt] = {}
@@ -58,7 +58,7 @@ def _checked(raw: Json) -> str:
     return name
 
 
-def _getter(name: str, requests: Requests, uris: Uris) -> GetPrompt:
+def _getter(name: str, requests: ServerRequests, uris: Uris) -> GetPrompt:
     async def get(context: Context, arguments: dict[str, str]) -> ForwardedPrompt:
         params: Json = {"name": name, "arguments": arguments}
         raw = await requests.send(context, "get", "prompts/get", params)

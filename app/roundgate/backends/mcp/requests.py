@@ -27,7 +27,7 @@ from roundgate.backends.mcp.calls import (
 )
 from roundgate.backends.mcp.eras import refuses_to_ask
 from roundgate.backends.mcp.held import HeldCalls, can_hold
-from roundgate.backends.mcp.server import CHANGED, Server, answers_questions
+from roundgate.backends.mcp.server import CHANGED, McpServer, answers_questions
 from roundgate.client import Limits
 from roundgate.client.flows import read_input_required
 from roundgate.client.messages import Listener
@@ -53,10 +53,10 @@ _OLDER_NOT_FOUND: Final = "error -32002"
 """The error of revisions before 2026-07-28 for an unknown resource."""
 
 
-class Requests(Struct, frozen=True):
+class ServerRequests(Struct, frozen=True):
     """The requests for one server's prompts and resources."""
 
-    server: Server
+    server: McpServer
     limits: Limits
     on_unknown: Callable[[], None]
     """Called when the server no longer knows a prompt or resource."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from roundgate.backends.base import ChangeReporter, Resource
 from roundgate.backends.mcp.config import PartConfig
 from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_out
-from roundgate.backends.mcp.requests import Requests
+from roundgate.backends.mcp.requests import ServerRequests
 from roundgate.backends.mcp.tools import LeftOut, own_meta, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Pattern, Uris
 from roundgate.client.types import Json, is_object_list, without_nulls
@@ -31,7 +31,7 @@ from roundgate.replay import Context
 
 def make_resources(
     lists: Lists,
-    requests: Requests,
+    requests: ServerRequests,
     config: PartConfig,
     uris: Uris,
     reporter: ChangeReporter,
@@ -69,7 +69,7 @@ def _checked(raw: Json, member: str, uris: Uris) -> str:
 
 
 def _resource(
-    raw: Json, member: str, requests: Requests, config: PartConfig, uris: Uris
+    raw: Json, member: str, requests: ServerRequests, config: PartConfig, uris: Uris
 ) -> Resource:
     return Resource(
         {**without_hop(raw), member: uris.ours(raw[member])},
@@ -98,7 +98,12 @@ class _Selected(Struct, frozen=True):
 
 
 def _completed(
-    resource: Resource, template: str, lists: Lists, requests: Requests, uris: Uris, clock: Clock
+    resource: Resource,
+    template: str,
+    lists: Lists,
+    requests: ServerRequests,
+    uris: Uris,
+    clock: Clock,
 ) -> Resource:
     """Return a template with completions of its variables, if the server supports completions."""
     if "completions" not in lists.declared:
@@ -111,7 +116,7 @@ def _completed(
 
 
 async def _read(
-    requests: Requests,
+    requests: ServerRequests,
     uris: Uris,
     listed: str | None,
     context: Context,
@@ -166,7 +171,7 @@ def _contents(raw: Json, uris: Uris, server: str) -> ResourceContents:
 
 def unlisted_resource(
     start: str,
-    requests: Requests,
+    requests: ServerRequests,
     config: PartConfig,
     uris: Uris,
     may_read: Callable[[str], bool],

@@ -27,7 +27,7 @@ from roundgate.backends.mcp.eras import refuses_to_ask
 from roundgate.backends.mcp.lists import LIST_S
 from roundgate.client import Answers, ServerInfo
 from roundgate.client.connection import Connection
-from roundgate.client.flows import LEGACY, Listing
+from roundgate.client.flows import LEGACY, WholeList
 from roundgate.client.following import Subscription
 from roundgate.client.link import Link
 from roundgate.client.messages import Listener
@@ -154,7 +154,7 @@ class _Answer(Struct, frozen=True):
     retry_after: str | None = None
 
 
-class Server:
+class McpServer:
     """The connection to one server, for one event loop."""
 
     def __init__(
@@ -398,7 +398,7 @@ class Server:
 
     # -- lists -------------------------------------------------------------------------------------
 
-    async def tools(self) -> tuple[ServerInfo, Listing]:
+    async def tools(self) -> tuple[ServerInfo, WholeList]:
         """Return the server's information and its list of tools.
 
         Raises:
@@ -407,7 +407,7 @@ class Server:
         connection = await self.connection()
         server = await connection.connect()
         if server.capabilities and "tools" not in server.capabilities:
-            return server, Listing([], None)
+            return server, WholeList([], None)
         connection.cache.clear("tools/list")
         return server, await connection.listing("tools/list", "tools", LIST_S)
 

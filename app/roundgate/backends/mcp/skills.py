@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from roundgate.backends.mcp.config import PartConfig
 from roundgate.backends.mcp.lists import checked_text, left_out, read_list, read_with_earlier
-from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.server import McpServer
 from roundgate.backends.mcp.tools import MAX_REASON, LeftOut, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Uris
 from roundgate.backends.skills.source import Directory
@@ -88,7 +88,7 @@ async def read_skill_list(
 class ServerSkills(Struct, frozen=True):
     """The skills of one server (`SkillSource`)."""
 
-    server: Server
+    server: McpServer
     clock: Clock
     config: PartConfig
     """The selection of resources, and their scopes."""
@@ -103,7 +103,7 @@ class ServerSkills(Struct, frozen=True):
     def from_list(
         cls,
         skill_list: SkillList,
-        server: Server,
+        server: McpServer,
         clock: Clock,
         config: PartConfig,
         accepts: Accepts | None,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from roundgate.backends.mcp.apps import is_page
 from roundgate.backends.mcp.lists import Lists, read_lists, read_with_earlier
-from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.server import McpServer
 from roundgate.backends.mcp.skills import SkillList, read_skill_list
 from roundgate.backends.mcp.tools import LeftOut, UsableTool, usable_tools
 from roundgate.backends.mcp.uris import MAX_URI
@@ -86,7 +86,7 @@ class ServerSnapshot(Struct, frozen=True):
 
 
 async def read_snapshot(
-    server: Server, previous: ServerSnapshot | None, *, check_arguments: bool
+    server: McpServer, previous: ServerSnapshot | None, *, check_arguments: bool
 ) -> ServerSnapshot:
     """Read the lists of a server.
 

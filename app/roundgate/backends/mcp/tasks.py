@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from roundgate.auth import Principal
-from roundgate.backends.mcp.server import Server
+from roundgate.backends.mcp.server import McpServer
 from roundgate.backends.mcp.tools import without_hop
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.service_tasks import task_view
@@ -39,7 +39,7 @@ def view_from_wire(task: Any, uris: Uris) -> TaskView:
 class ServerTasks(Struct, frozen=True):
     """The tasks of one server."""
 
-    server: Server
+    server: McpServer
     clock: Clock
     uris: Uris
 

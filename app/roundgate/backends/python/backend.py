@@ -32,9 +32,9 @@ from roundgate.backends.base import (
 )
 from roundgate.backends.config import BackendConfig
 from roundgate.backends.modules import Modules
-from roundgate.backends.python.pages import Pages, UnusablePage
+from roundgate.backends.python.pages import PythonPages, UnusablePage
 from roundgate.backends.python.versions import Versions
-from roundgate.backends.schema_values import Document
+from roundgate.backends.schema_values import ArgumentSchema
 from roundgate.backends.signature import (
     Callee,
     PythonTool,
@@ -113,7 +113,7 @@ class PythonBackend:
         prompts: list[Prompt] = []
         resources: list[Resource] = []
         problems: list[Problem] = []
-        pages, versions = Pages(self._config.name), Versions()
+        pages, versions = PythonPages(self._config.name), Versions()
         for function, declaration in declared_in(self._module):
             if faults := self._faults(function, declaration):
                 problems += faults
@@ -202,7 +202,7 @@ def _option_problem(
     return Problem(file, place, message, remedy, line)
 
 
-def _with_page(declaration: Declaration, pages: Pages) -> Mapping[str, Any]:
+def _with_page(declaration: Declaration, pages: PythonPages) -> Mapping[str, Any]:
     """Return the options of a tool; if it has a page, `meta` names the page.
 
     Raises:
@@ -252,7 +252,7 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     is_direct = signature.takes_context is None and task == "forbidden"
     # without a context the function cannot call `continue_as_task` itself
     becomes_task_at_once = signature.takes_context is None and not is_direct
-    document = None if schema is None else Document(definition["inputSchema"])
+    document = None if schema is None else ArgumentSchema(definition["inputSchema"])
 
     calls = PythonTool(callee, returns, document, becomes_task_at_once)
     return Tool(

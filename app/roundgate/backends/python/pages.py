@@ -27,7 +27,7 @@ class UnusablePage(Inside):
         self.remedy = remedy
 
 
-class Pages:
+class PythonPages:
     """The pages of one back end, each read once."""
 
     def __init__(self, backend: str) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from roundgate.backends.base import Offering, Resource, Shared
 from roundgate.backends.skills.config import SkillsBackendConfig
-from roundgate.backends.skills.folder import File, Skills, UnusableSkill, read_skills
+from roundgate.backends.skills.folder import FolderFile, Skills, UnusableSkill, read_skills
 from roundgate.backends.skills.source import Directory
 from roundgate.errors import ConfigError, Problem, ResourceNotFound
 from roundgate.protocol import BlobResourceContents, ResourceContents, TextResourceContents
@@ -67,7 +67,7 @@ class FolderSkills(Struct, frozen=True):
         return None if children is None or cursor is not None else Directory(children)
 
 
-def _file_resource(file: File) -> Resource:
+def _file_resource(file: FolderFile) -> Resource:
     async def read(
         context: Context, uri: str, values: Mapping[str, Any]
     ) -> Sequence[ResourceContents]:
@@ -88,7 +88,7 @@ def _folder_resource(skills: Skills, start: str) -> Resource:
     return Resource({"uri": start, "name": start}, read)
 
 
-def _contents(file: File) -> ResourceContents:
+def _contents(file: FolderFile) -> ResourceContents:
     text = file.text
     if text is None:
         return BlobResourceContents(file.uri, file.content, file.media_type)

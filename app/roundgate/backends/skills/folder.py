@@ -42,7 +42,7 @@ MAX_DEPTH: Final = 32
 _SKIPPED: Final = frozenset({"__pycache__"})
 
 
-class File(Struct, frozen=True):
+class FolderFile(Struct, frozen=True):
     """A file of a skill."""
 
     uri: str
@@ -90,7 +90,7 @@ class Skills(Struct, frozen=True):
 
     entries: Mapping[str, Mapping[str, Any]]
     """The entry of each skill, by the URI of its SKILL.md."""
-    files: Mapping[str, File]
+    files: Mapping[str, FolderFile]
     directories: Mapping[str, Sequence[Mapping[str, Any]]]
     """The children of each directory, by its URI. A child has the form of the schema's `Resource`."""
     paths: frozenset[Path]
@@ -113,7 +113,7 @@ class _FolderReader:
     root: Path
     uri: str
     problems: list[UnusableSkill] = field(default_factory=list)
-    files: dict[Path, File] = field(default_factory=dict)
+    files: dict[Path, FolderFile] = field(default_factory=dict)
     folders: list[Path] = field(default_factory=list)
     skill_folders: list[Path] = field(default_factory=list)
     visited: int = 0
@@ -171,7 +171,7 @@ class _FolderReader:
         elif is_in_skill:
             self.files[path] = self._file(path)
 
-    def _file(self, path: Path) -> File:
+    def _file(self, path: Path) -> FolderFile:
         try:
             relative = path.relative_to(self.root).as_posix()
             uri = f"{self.uri}/{quote(relative)}"
@@ -181,7 +181,7 @@ class _FolderReader:
             ) from None
         content = self._content(path)
         if path.name != SKILL_FILE:
-            return File(uri, path.name, content)
+            return FolderFile(uri, path.name, content)
         try:
             metadata = parse_frontmatter(content.decode())
             _check_name(metadata["name"], uri)
@@ -191,7 +191,7 @@ class _FolderReader:
             raise UnusableSkill(
                 path, str(error), "see https://agentskills.io/specification"
             ) from None
-        return File(uri, path.name, content, metadata)
+        return FolderFile(uri, path.name, content, metadata)
 
     def _content(self, path: Path) -> bytes:
         """Return the bytes of a regular file. Do not follow a link that has replaced the file.

@@ -4,9 +4,9 @@ possession (DPoP)."""
 from __future__ import annotations
 
 from roundgate.client.auth.base import Auth as Auth
+from roundgate.client.auth.base import AuthRefusal as AuthRefusal
 from roundgate.client.auth.base import Bearer as Bearer
 from roundgate.client.auth.base import InMemory as InMemory
-from roundgate.client.auth.base import Refusal as Refusal
 from roundgate.client.auth.base import SystemKeyring as SystemKeyring
 from roundgate.client.auth.base import TokenStorage as TokenStorage
 from roundgate.client.auth.base import challenge_parameters as challenge_parameters

@@ -24,7 +24,7 @@ _PARAMETER: Final = re.compile(
 """The pattern of a challenge's parameter. Matching never backtracks, so it takes linear time."""
 
 
-class Refusal(Struct, frozen=True):
+class AuthRefusal(Struct, frozen=True):
     """A request that the server refused with 401 or 403.
 
     `challenge` is the `WWW-Authenticate` header, `nonce` the `DPoP-Nonce` header; `attempt` counts
@@ -47,7 +47,7 @@ class Auth(Protocol):
     async def headers(self, method: str, url: Url) -> Sequence[tuple[str, str]]:
         """Return the headers that authenticate a request; empty until credentials are available."""
 
-    async def renew(self, refusal: Refusal) -> bool:
+    async def renew(self, refusal: AuthRefusal) -> bool:
         """Return whether to resend a refused request with new credentials. Raise
         `AuthorizationFailed` with the reason if new credentials cannot be obtained."""
 
@@ -72,7 +72,7 @@ class Bearer:
             refuse_plain(url)
         return [("Authorization", f"Bearer {self._token}")]
 
-    async def renew(self, refusal: Refusal) -> bool:
+    async def renew(self, refusal: AuthRefusal) -> bool:
         return False
 
 

@@ -24,11 +24,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from roundgate.client.auth.base import base64url
 from roundgate.client.auth.oauth import (
+    AuthorizationServer,
     Fetcher,
     Headers,
     OAuth,
     OAuthRefused,
-    Server,
     Stored,
     failed,
     safe_url,
@@ -68,13 +68,13 @@ class ClientCredentials(OAuth):
         self._private_key = private_key
         self._algorithm = algorithm
 
-    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+    async def _grant(self, fetch: Fetcher, server: AuthorizationServer, stored: Stored) -> Json:
         self._pin(server)
         form = {"grant_type": "client_credentials", **_scope(stored)}
         return await self._token(fetch, server, stored, form)
 
     def _client_authentication(
-        self, server: Server, stored: Stored
+        self, server: AuthorizationServer, stored: Stored
     ) -> tuple[dict[str, str], Headers]:
         if self._private_key is None:
             return super()._client_authentication(server, stored)
@@ -111,7 +111,7 @@ class WorkloadIdentity(OAuth):
         super().__init__(issuer, client_id, **options)
         self._assertion = assertion
 
-    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+    async def _grant(self, fetch: Fetcher, server: AuthorizationServer, stored: Stored) -> Json:
         self._pin(server)
         assertion = self._assertion() if callable(self._assertion) else self._assertion
         assertion = await assertion if isawaitable(assertion) else assertion
@@ -140,7 +140,7 @@ class EnterpriseIdentity(OAuth):
         self._idp = safe_url(idp_token_endpoint, "token endpoint of the identity provider")
         self._idp_client_id = idp_client_id
 
-    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+    async def _grant(self, fetch: Fetcher, server: AuthorizationServer, stored: Stored) -> Json:
         self._pin(server)
         exchange = {
             "grant_type": _TOKEN_EXCHANGE,
@@ -201,7 +201,7 @@ class BrowserLogin(OAuth):
         self._port = port
         self._login_s = login_s
 
-    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+    async def _grant(self, fetch: Fetcher, server: AuthorizationServer, stored: Stored) -> Json:
         if self._has_issuer or self._client_id is not None:
             self._pin(server)
         if not server.supports("code_challenge_methods_supported", "S256"):
@@ -256,7 +256,7 @@ class BrowserLogin(OAuth):
             ) from None
 
     async def _identify(
-        self, fetch: Fetcher, server: Server, stored: Stored, redirect: str, port: int
+        self, fetch: Fetcher, server: AuthorizationServer, stored: Stored, redirect: str, port: int
     ) -> None:
         """Set the client's registration. A dynamic registration is reused only on the same port."""
         has_documents = server.document.get("client_id_metadata_document_supported") is True
@@ -267,7 +267,7 @@ class BrowserLogin(OAuth):
         elif stored.registration.get("port") != port:
             stored.registration = {**await self._register(fetch, server, redirect), "port": port}
 
-    async def _register(self, fetch: Fetcher, server: Server, redirect: str) -> Json:
+    async def _register(self, fetch: Fetcher, server: AuthorizationServer, redirect: str) -> Json:
         endpoint = server.endpoint("registration_endpoint")
         if endpoint is None:
             raise AuthorizationFailed(
@@ -294,7 +294,7 @@ class BrowserLogin(OAuth):
         return {name: answer[name] for name in names if isinstance(answer.get(name), str)}
 
     def _client_authentication(
-        self, server: Server, stored: Stored
+        self, server: AuthorizationServer, stored: Stored
     ) -> tuple[dict[str, str], Headers]:
         registration = stored.registration
         return secret_authentication(
@@ -305,7 +305,7 @@ class BrowserLogin(OAuth):
         )
 
 
-def _code(answer: dict[str, str], server: Server) -> str:
+def _code(answer: dict[str, str], server: AuthorizationServer) -> str:
     """Return the code of an authorization response. Raise `AuthorizationFailed` if the login was
     refused or the issuer is wrong (RFC 9207 section 2.4)."""
     issuer = answer.get("iss")

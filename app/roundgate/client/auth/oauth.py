@@ -22,9 +22,9 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from roundgate.client.auth.base import (
+    AuthRefusal,
     InMemory,
     ProofKey,
-    Refusal,
     TokenStorage,
     challenge_parameters,
     refuse_plain,
@@ -119,7 +119,7 @@ def _decoded(body: bytes) -> Json | None:
     return document if isinstance(document, dict) else None
 
 
-class Server(Struct, frozen=True):
+class AuthorizationServer(Struct, frozen=True):
     """An authorization server: its metadata, and the resource and scopes of an MCP server."""
 
     issuer: str
@@ -158,7 +158,7 @@ def safe_url(value: str, name: str, is_near: bool = True) -> Url:
     return url
 
 
-async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Server:
+async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> AuthorizationServer:
     """Return the authorization server of an MCP server that has refused a request. Raise
     `AuthorizationFailed` if its metadata is missing or breaks a condition of this module."""
     is_near = is_this_machine(str(server))
@@ -176,7 +176,7 @@ async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Se
         supported = document.get("scopes_supported")
         scopes = tuple(map(str, supported if isinstance(supported, list) else ()))
     metadata = await _issuer_metadata(fetch, issuer, is_near)
-    return Server(issuer, resource, scopes, metadata, is_near)
+    return AuthorizationServer(issuer, resource, scopes, metadata, is_near)
 
 
 async def _resource_metadata(
@@ -313,7 +313,7 @@ class OAuth:
         proof = self._key(stored).proof(method, url, stored.access_token)
         return [("Authorization", f"DPoP {stored.access_token}"), ("DPoP", proof)]
 
-    async def renew(self, refusal: Refusal) -> bool:
+    async def renew(self, refusal: AuthRefusal) -> bool:
         """Obtain or renew the token; return whether to retry the request. See `Auth`."""
         challenge = challenge_parameters(refusal.challenge)
         refused = self._stored and self._stored.access_token
@@ -335,7 +335,7 @@ class OAuth:
 
     # -- for subclasses ----------------------------------------------------------------------------
 
-    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+    async def _grant(self, fetch: Fetcher, server: AuthorizationServer, stored: Stored) -> Json:
         """Return the response of the token endpoint to the grant.
 
         Raises:
@@ -344,12 +344,12 @@ class OAuth:
         raise NotImplementedError
 
     def _client_authentication(
-        self, server: Server, stored: Stored
+        self, server: AuthorizationServer, stored: Stored
     ) -> tuple[dict[str, str], Headers]:
         """Return the form members and headers that identify the client at the token endpoint."""
         return secret_authentication(server, self._client_id, self._secret)
 
-    def _pin(self, server: Server) -> None:
+    def _pin(self, server: AuthorizationServer) -> None:
         """Bind the credentials to an authorization server, unless they are already bound. Raise
         `AuthorizationFailed` if they are bound to another server."""
         if self._issuer not in (None, server.issuer):
@@ -361,7 +361,7 @@ class OAuth:
         self._issuer = server.issuer
 
     async def _token(
-        self, fetch: Fetcher, server: Server, stored: Stored, form: dict[str, str]
+        self, fetch: Fetcher, server: AuthorizationServer, stored: Stored, form: dict[str, str]
     ) -> Json:
         """Request a token for the resource; return the response. Authenticate the client, and add a
         DPoP proof if the token is to be bound to a key.
@@ -389,7 +389,7 @@ class OAuth:
 
     # -- the life of a token -----------------------------------------------------------------------
 
-    async def _authorize(self, refusal: Refusal, challenge: dict[str, str]) -> bool:
+    async def _authorize(self, refusal: AuthRefusal, challenge: dict[str, str]) -> bool:
         fetch = Fetcher(refusal.transport)
         server = await discover(fetch, refusal.server, challenge)
         stored = self._stored
@@ -415,7 +415,9 @@ class OAuth:
         await self._save(refusal.server, stored)
         return True
 
-    def _scopes(self, server: Server, challenge: dict[str, str], stored: Stored) -> list[str]:
+    def _scopes(
+        self, server: AuthorizationServer, challenge: dict[str, str], stored: Stored
+    ) -> list[str]:
         """Return the scopes to request (authorization, "Scope Selection Strategy"), including all
         earlier ones. Raise `AuthorizationFailed` if there are too many."""
         needed = challenge.get("scope", "").split() or self._wanted or server.scopes
@@ -426,7 +428,9 @@ class OAuth:
             raise failed(f"The server requires more than {_MAX_SCOPES} scopes", 403)
         return list(scopes)
 
-    async def _refreshed(self, fetch: Fetcher, server: Server, stored: Stored) -> Json | None:
+    async def _refreshed(
+        self, fetch: Fetcher, server: AuthorizationServer, stored: Stored
+    ) -> Json | None:
         if stored.refresh_token is None:
             return None
         form = {"grant_type": "refresh_token", "refresh_token": stored.refresh_token}
@@ -457,7 +461,7 @@ class OAuth:
         expires_ms = stored.expires_at_ms
         return expires_ms is not None and self._clock.now_ms() > expires_ms - _LEEWAY_MS
 
-    def _binds(self, server: Server) -> bool:
+    def _binds(self, server: AuthorizationServer) -> bool:
         if self._dpop is not None:
             return self._dpop
         return server.supports("dpop_signing_alg_values_supported", "ES256")
@@ -485,7 +489,10 @@ class OAuth:
 
 
 def secret_authentication(
-    server: Server, client_id: str | None, secret: str | None, method: str | None = None
+    server: AuthorizationServer,
+    client_id: str | None,
+    secret: str | None,
+    method: str | None = None,
 ) -> tuple[dict[str, str], Headers]:
     """Return the form members and headers that identify a client with or without a secret. `method`
     is the method of its registration; `None` selects a method that the server supports."""

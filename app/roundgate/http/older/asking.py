@@ -12,18 +12,18 @@ from typing import Any, Final
 
 from roundgate import json
 from roundgate.errors import ToolError
-from roundgate.http.older.caller import Caller
+from roundgate.http.older.caller import SessionCaller
 from roundgate.http.older.open_calls import CallState
-from roundgate.http.older.stream import SessionStream
+from roundgate.http.older.stream import RequestStream
 from roundgate.protocol import Response
-from roundgate.protocol.v2025 import Revision
+from roundgate.protocol.v2025 import OlderRevision
 from roundgate.protocol.v2025.asking import answer_from_result, request_params
 
 MAX_MESSAGE: Final = 500
 """The maximum length of the shown reason of a client that cannot answer, in characters."""
 
 
-def check_askable(method: str, stream: SessionStream) -> None:
+def check_askable(method: str, stream: RequestStream) -> None:
     """Raise ToolError if the client cannot be asked on this stream."""
     if not stream.can_tell or (stream.is_finite and method != "tools/call"):
         raise ToolError(
@@ -33,7 +33,7 @@ def check_askable(method: str, stream: SessionStream) -> None:
 
 
 def question(
-    question_id: str, request: Mapping[str, Any], caller: Caller, page: str | None
+    question_id: str, request: Mapping[str, Any], caller: SessionCaller, page: str | None
 ) -> bytes:
     """Return a question as a JSON-RPC request to the client. `page` is the `elicitationId` of a
     page to open."""
@@ -49,7 +49,7 @@ def answer_bytes(response: Response) -> bytes:
 
 
 def read_answers(
-    state: CallState, stored: Mapping[str, bytes], revision: Revision
+    state: CallState, stored: Mapping[str, bytes], revision: OlderRevision
 ) -> dict[str, dict[str, Any]]:
     """Return the answers to the questions of a state by key, in the form of the engine.
 

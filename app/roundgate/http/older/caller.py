@@ -6,12 +6,12 @@ from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
-from roundgate.observability.tracing import Transport
-from roundgate.protocol.v2025 import REVISIONS, Revision
+from roundgate.observability.tracing import TracedTransport
+from roundgate.protocol.v2025 import REVISIONS, OlderRevision
 from roundgate.tokens.ids import SessionFacts
 
 
-class Caller(Struct, frozen=True):
+class SessionCaller(Struct, frozen=True):
     """The caller of a request in a session, with the deadline that the environment sets."""
 
     session: SessionFacts
@@ -19,13 +19,13 @@ class Caller(Struct, frozen=True):
     deadline: Deadline
     remaining_ms: float | None
     """Milliseconds that the environment gave the request; `None` without a limit."""
-    transport: Transport
+    transport: TracedTransport
     """The HTTP exchange of the request, for spans."""
     address: str = ""
     """The address from which the request came."""
 
     @property
-    def revision(self) -> Revision:
+    def revision(self) -> OlderRevision:
         """The session's revision."""
         return REVISIONS[self.session.revision]
 

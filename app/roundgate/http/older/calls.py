@@ -37,7 +37,7 @@ from roundgate.errors import (
 )
 from roundgate.http.exchange import Exchange
 from roundgate.http.older.asking import answer_bytes, question
-from roundgate.http.older.caller import Caller, Responded
+from roundgate.http.older.caller import Responded, SessionCaller
 from roundgate.http.older.continued import ContinueTool
 from roundgate.http.older.following import Followers
 from roundgate.http.older.open_calls import (
@@ -47,15 +47,21 @@ from roundgate.http.older.open_calls import (
     position_from_name,
 )
 from roundgate.http.older.open_calls import moved as event_id_at
-from roundgate.http.older.rounds import Call, Rounds, cancel_key, tool_error
+from roundgate.http.older.rounds import OlderCall, Rounds, cancel_key, tool_error
 from roundgate.http.older.sessions import Sessions
-from roundgate.http.older.stream import Notices, SessionStream
+from roundgate.http.older.stream import Notices, RequestStream
 from roundgate.http.request import REFUSED
 from roundgate.methods.once import stored_reply
 from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.rounds import Reply
 from roundgate.observability.correlation import Correlation
-from roundgate.observability.tracing import Message, Operation, Span, Tracing, context_of
+from roundgate.observability.tracing import (
+    Span,
+    TracedMessage,
+    TracedOperation,
+    Tracing,
+    context_of,
+)
 from roundgate.protocol import (
     Request,
     RequestId,
@@ -130,7 +136,11 @@ class SessionCalls:
     # the entries
 
     def respond(
-        self, request: Request, caller: Caller, stream: SessionStream, correlation: Correlation
+        self,
+        request: Request,
+        caller: SessionCaller,
+        stream: RequestStream,
+        correlation: Correlation,
     ) -> Awaitable[Responded]:
         """Return the response to a new request.
 
@@ -152,7 +162,11 @@ class SessionCalls:
         return self._respond(request, None, caller, stream, correlation)
 
     async def _continued(
-        self, request: Request, caller: Caller, stream: SessionStream, correlation: Correlation
+        self,
+        request: Request,
+        caller: SessionCaller,
+        stream: RequestStream,
+        correlation: Correlation,
     ) -> Responded:
         try:
             call = await self._continue_tool.reopened_call(request, caller)
@@ -163,7 +177,7 @@ class SessionCalls:
         return await self._respond(call.request, call, caller, stream, correlation)
 
     def resume(
-        self, call: OpenCall, caller: Caller, stream: SessionStream, correlation: Correlation
+        self, call: OpenCall, caller: SessionCaller, stream: RequestStream, correlation: Correlation
     ) -> Awaitable[Responded]:
         """Resume a call whose stream broke; raise the errors of `respond`.
 
@@ -175,7 +189,7 @@ class SessionCalls:
         """
         return self._respond(call.request, call, caller, stream, correlation)
 
-    async def take(self, response: Response, caller: Caller) -> None:
+    async def take(self, response: Response, caller: SessionCaller) -> None:
         """Accept the answer to a question, unless the question already has an answer.
 
         Raises:
@@ -192,7 +206,7 @@ class SessionCalls:
         await self._tasks.answer(ref, question_facts.name, answer_bytes(response), ends=ends)
         self.followers.wake(ref)
 
-    async def cancel(self, request_id: RequestId, caller: Caller) -> None:
+    async def cancel(self, request_id: RequestId, caller: SessionCaller) -> None:
         """Cancel a call of the session, wherever it runs.
 
         Raises:
@@ -218,21 +232,21 @@ class SessionCalls:
         self,
         request: Request,
         opened: OpenCall | None,
-        caller: Caller,
-        stream: SessionStream,
+        caller: SessionCaller,
+        stream: RequestStream,
         correlation: Correlation,
     ) -> Responded:
         try:
             inbound = self._rounds.inbound(request, caller)
         except ProtocolError as error:
-            message = Message(request.id, request.method, version=caller.session.revision)
+            message = TracedMessage(request.id, request.method, version=caller.session.revision)
             with self.span(message, {}, caller, correlation) as span:
                 span.end("error", error_code(error), str(error))
             raise
         with self.span(inbound, context_of(inbound.meta.raw), caller, correlation) as span:
             notify = Notices(stream, self._sessions, caller).notify if stream.can_tell else None
             scopes = caller.principal.scopes
-            call = Call(request, caller, stream, correlation, span, notify, inbound, scopes)
+            call = OlderCall(request, caller, stream, correlation, span, notify, inbound, scopes)
             if opened is not None:
                 call.ref, call.position = opened.ref, opened.position
                 _check_scopes(opened.scopes, caller, inbound.name)
@@ -257,9 +271,9 @@ class SessionCalls:
 
     def span(
         self,
-        operation: Operation,
+        operation: TracedOperation,
         trace: Mapping[str, str],
-        caller: Caller,
+        caller: SessionCaller,
         correlation: Correlation,
     ) -> AbstractContextManager[Span]:
         """Return the span of a request or notification in a session."""
@@ -277,12 +291,12 @@ class SessionCalls:
         requested = request.params.get("protocolVersion")
         is_known = isinstance(requested, str) and requested in self._methods
         version = str(requested) if is_known else ""
-        operation = Message(request.id, request.method, version=version)
+        operation = TracedMessage(request.id, request.method, version=version)
         return self._tracing.request(
             operation, {}, exchange, exchange.correlation, knows=lambda method, name: False
         )
 
-    async def _reply(self, call: Call) -> Reply | None:
+    async def _reply(self, call: OlderCall) -> Reply | None:
         """Return the result, or `None` if the stream ended before it."""
         if call.ref is None:
             reply = await self._rounds.run(call, None)
@@ -305,7 +319,7 @@ class SessionCalls:
 
     # following
 
-    async def _awaited(self, call: Call, ref: TaskRef) -> TaskRecord | None:
+    async def _awaited(self, call: OlderCall, ref: TaskRef) -> TaskRecord | None:
         """Ask the questions of a task, and return its record once it is over or can be claimed;
         return `None` if this request must stop waiting.
 
@@ -365,7 +379,7 @@ class SessionCalls:
             raise ToolError(_NOT_ANSWERED)
         return record
 
-    async def _send_questions(self, call: Call, record: TaskRecord) -> bool:
+    async def _send_questions(self, call: OlderCall, record: TaskRecord) -> bool:
         """Send the questions that the client has not received; return whether there were any."""
         mark = position_from_name(record.asked[0])[0]
         if call.position[0] != mark:
@@ -390,7 +404,7 @@ class SessionCalls:
             await call.stream.message(message, event_id_at(event_id, call.position))
         return True
 
-    async def _outcome(self, call: Call, record: TaskRecord) -> Reply:
+    async def _outcome(self, call: OlderCall, record: TaskRecord) -> Reply:
         """Return the outcome of a call's task.
 
         Raises:
@@ -420,7 +434,7 @@ class SessionCalls:
 
     # leaving
 
-    async def _leave(self, call: Call) -> Reply | None:
+    async def _leave(self, call: OlderCall) -> Reply | None:
         """End a stream whose call another request will continue. For a client that calls again,
         return the result with a token; otherwise return `None`.
 
@@ -438,7 +452,7 @@ class SessionCalls:
             await stream.leave(self._rounds.event_id(call))
         return None
 
-    def _pending(self, call: Call) -> Reply:
+    def _pending(self, call: OlderCall) -> Reply:
         methods = self._methods[call.caller.session.revision]
         is_error = methods.now.has_output_schema(str(call.request.params.get("name")))
         token = self._rounds.event_id(call)
@@ -446,21 +460,21 @@ class SessionCalls:
             token, call.request, call.caller, asks=call.asks, is_error=is_error
         )
 
-    def _patience_s(self, call: Call) -> float:
+    def _patience_s(self, call: OlderCall) -> float:
         """Return the seconds that a request waits before it checks its time, or ends."""
         if call.stream.holds:
             return self._keep_alive_s
         left_ms = call.caller.deadline.remaining_ms() if call.stream.is_finite else None
         return SHORT_WAIT_S if left_ms is None else min(SHORT_WAIT_S, left_ms / 2000)
 
-    def _may_wait(self, call: Call) -> bool:
+    def _may_wait(self, call: OlderCall) -> bool:
         """Return whether a request may wait longer."""
         left_ms = call.caller.deadline.remaining_ms()
         is_late = left_ms is not None and left_ms < LEAVE_MS
         return call.stream.holds and not self.followers.is_closing and not is_late
 
 
-def _check_scopes(scopes: frozenset[str], caller: Caller, name: str | None) -> None:
+def _check_scopes(scopes: frozenset[str], caller: SessionCaller, name: str | None) -> None:
     """Raise InsufficientScope if the caller's token lacks any of the scopes with which a call
     began, because the outcome may need them."""
     if not scopes <= caller.principal.scopes:

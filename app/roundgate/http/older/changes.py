@@ -9,9 +9,9 @@ from typing import Final
 
 from roundgate.clock import Clock
 from roundgate.http.exchange import Responder
-from roundgate.http.older.caller import Caller
+from roundgate.http.older.caller import SessionCaller
 from roundgate.http.older.sessions import Sessions
-from roundgate.methods import Changes, Subscription
+from roundgate.methods import Changes, OpenSubscription
 from roundgate.methods.parts import CurrentMethods
 from roundgate.protocol import RESOURCE_UPDATED, SubscriptionFilter, jsonrpc
 
@@ -51,7 +51,9 @@ class ChangeStreams:
         self._keep_alive_s = keep_alive_s
         self._view = view
 
-    async def tell(self, caller: Caller, responder: Responder, features: frozenset[str]) -> None:
+    async def tell(
+        self, caller: SessionCaller, responder: Responder, features: frozenset[str]
+    ) -> None:
         """Send changes until the client hangs up, its session ends, or its token expires.
 
         Args:
@@ -77,7 +79,9 @@ class ChangeStreams:
         finally:
             hub.unsubscribe(subscription)
 
-    async def _tell(self, subscription: Subscription, caller: Caller, responder: Responder) -> None:
+    async def _tell(
+        self, subscription: OpenSubscription, caller: SessionCaller, responder: Responder
+    ) -> None:
         every_s = min(LOOK_S, self._keep_alive_s)
         told_ms = looked_ms = self._clock.monotonic_ms()
         async with aclosing(subscription.changes(every_s)) as changes:
@@ -96,7 +100,7 @@ class ChangeStreams:
                     if self._is_over(caller):
                         return
 
-    async def _look(self, subscription: Subscription, caller: Caller) -> None:
+    async def _look(self, subscription: OpenSubscription, caller: SessionCaller) -> None:
         state = await self._sessions.state(caller.session, caller.principal)
         lists = {topic for topic in subscription.topics if topic[1] is None}
         methods = self._methods[caller.session.revision].now
@@ -104,7 +108,7 @@ class ChangeStreams:
         uris = {(RESOURCE_UPDATED, uri) for uri in may_learn}
         subscription.listen_to(frozenset(lists | uris))
 
-    def _is_over(self, caller: Caller) -> bool:
+    def _is_over(self, caller: SessionCaller) -> bool:
         now_ms, until_s = self._clock.now_ms(), caller.principal.expires_at_s
         return now_ms > caller.session.expires_ms or (
             until_s is not None and now_ms > until_s * 1000

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.errors import InvalidRequest, ToolError
-from roundgate.http.older.caller import Caller
+from roundgate.http.older.caller import SessionCaller
 from roundgate.http.older.open_calls import OpenCall, OpenCalls
-from roundgate.http.older.stream import SessionStream
+from roundgate.http.older.stream import RequestStream
 from roundgate.methods.rounds import Reply
 from roundgate.protocol import Request, ToolResult
 from roundgate.protocol.v2025 import Results
@@ -48,7 +48,7 @@ class ContinueTool:
         self._name = name
         self._calls = calls
 
-    def is_called(self, request: Request, stream: SessionStream) -> bool:
+    def is_called(self, request: Request, stream: RequestStream) -> bool:
         """Return whether a request calls this tool, from a client to which the tool is offered."""
         return (
             stream.is_finite
@@ -56,7 +56,7 @@ class ContinueTool:
             and request.params.get("name") == self._name
         )
 
-    async def reopened_call(self, request: Request, caller: Caller) -> OpenCall:
+    async def reopened_call(self, request: Request, caller: SessionCaller) -> OpenCall:
         """Return the call that a request continues by its token, under the id of the request.
 
         Raises:
@@ -77,7 +77,7 @@ class ContinueTool:
         return replace(call, request=replace(call.request, id=request.id))
 
     def pending(
-        self, token: str, request: Request, caller: Caller, *, asks: bool, is_error: bool
+        self, token: str, request: Request, caller: SessionCaller, *, asks: bool, is_error: bool
     ) -> Reply:
         """Return the result of a call that continues when its client calls again.
 

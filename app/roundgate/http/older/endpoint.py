@@ -38,18 +38,18 @@ from roundgate.http.exchange import (
     State,
     error_headers,
 )
-from roundgate.http.older.caller import Caller, Responded
+from roundgate.http.older.caller import Responded, SessionCaller
 from roundgate.http.older.calls import SessionCalls, error_code
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.rounds import target_name
 from roundgate.http.older.sessions import OWN, OwnRequests, Sessions
-from roundgate.http.older.stream import SessionStream
+from roundgate.http.older.stream import RequestStream
 from roundgate.http.older.watching import UnheardWatch
 from roundgate.methods import Changes
 from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.table import capabilities, server_info
-from roundgate.observability.tracing import Message, server_session_ended
+from roundgate.observability.tracing import TracedMessage, server_session_ended
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (
     SUPPORTED_VERSIONS,
@@ -60,7 +60,7 @@ from roundgate.protocol import (
     Response,
     jsonrpc,
 )
-from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
+from roundgate.protocol.v2025 import REVISIONS, VERSIONS, SessionOpening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
 from roundgate.settings import ServerConfig
 from roundgate.tokens.ids import SessionFacts, SessionSealer
@@ -151,7 +151,7 @@ class OlderEndpoint:
         except GatewayError as error:
             await self._fail(error, exchange)
 
-    def _record_end(self, caller: Caller) -> None:
+    def _record_end(self, caller: SessionCaller) -> None:
         """Record the duration of a session that its client has ended."""
         session = caller.session
         left_s = (session.expires_ms - self._clock.now_ms()) / 1000
@@ -199,7 +199,7 @@ class OlderEndpoint:
         await self._hung_up(watch, exchange)
 
     async def _initialize(self, request: Request, exchange: Exchange) -> None:
-        opening = Opening.of(request)
+        opening = SessionOpening.of(request)
         revision = opening.revision
         server = self._describe()
         offered = capabilities(self._methods[revision.version].features)
@@ -225,11 +225,11 @@ class OlderEndpoint:
         )
 
     async def _own_result(
-        self, request: Request, caller: Caller, exchange: Exchange
+        self, request: Request, caller: SessionCaller, exchange: Exchange
     ) -> bytes | None:
         """Return the result of a request about the session itself; see `OwnRequests.result`."""
         version, name = caller.session.revision, target_name(request)
-        operation = Message(request.id, request.method, name, version)
+        operation = TracedMessage(request.id, request.method, name, version)
         with self._calls.span(operation, {}, caller, exchange.correlation) as span:
             try:
                 return await self._own.result(request, caller)
@@ -238,15 +238,15 @@ class OlderEndpoint:
                 raise
 
     def _message_span(
-        self, message: Notification | Response, caller: Caller, exchange: Exchange
+        self, message: Notification | Response, caller: SessionCaller, exchange: Exchange
     ) -> AbstractContextManager[object]:
         """Return the span of a notification; the answer to a question has none."""
         if isinstance(message, Response):
             return nullcontext()
-        operation = Message(None, message.method, version=caller.session.revision)
+        operation = TracedMessage(None, message.method, version=caller.session.revision)
         return self._calls.span(operation, {}, caller, exchange.correlation)
 
-    async def _take(self, message: Notification | Response, caller: Caller) -> None:
+    async def _take(self, message: Notification | Response, caller: SessionCaller) -> None:
         """Accept a notification, or an answer to a question."""
         if isinstance(message, Response):
             await self._calls.take(message, caller)
@@ -291,8 +291,8 @@ class OlderEndpoint:
     async def _element(
         self,
         value: Any,
-        caller: Caller,
-        stream: SessionStream,
+        caller: SessionCaller,
+        stream: RequestStream,
         exchange: Exchange,
         *,
         has_room: bool,
@@ -366,7 +366,7 @@ class OlderEndpoint:
         await self._hung_up(watch, exchange)
 
     async def _resumed(
-        self, call: OpenCall, caller: Caller, stream: SessionStream, exchange: Exchange
+        self, call: OpenCall, caller: SessionCaller, stream: RequestStream, exchange: Exchange
     ) -> Responded:
         exchange.request_id, exchange.method = call.request.id, call.request.method
         exchange.name = target_name(call.request)
@@ -382,7 +382,7 @@ class OlderEndpoint:
             return Responded(wire_errors.render(error, call.request.id)[1], "error")
 
     async def _come_again(
-        self, away: StoreAway, caller: Caller, stream: SessionStream, exchange: Exchange
+        self, away: StoreAway, caller: SessionCaller, stream: RequestStream, exchange: Exchange
     ) -> Responded:
         """End a stream whose client will resume the call; raise `away` if it will not."""
         if not self._comes_again(caller, stream):
@@ -391,7 +391,7 @@ class OlderEndpoint:
         await stream.come_again()
         return Responded(None, "error")
 
-    def _comes_again(self, caller: Caller, stream: SessionStream) -> bool:
+    def _comes_again(self, caller: SessionCaller, stream: RequestStream) -> bool:
         """Return whether a client will resume its call and can still get it. The call's expiry
         bounds this while the store is down."""
         event_id = stream.last_event_id
@@ -399,7 +399,7 @@ class OlderEndpoint:
             return False
         return self._clock.now_ms() < self._calls.open_calls.until_ms(event_id, caller)
 
-    async def _caller(self, exchange: Exchange) -> Caller:
+    async def _caller(self, exchange: Exchange) -> SessionCaller:
         """Return the caller, in a session that has not been ended.
 
         Raises:
@@ -411,7 +411,7 @@ class OlderEndpoint:
         await self._sessions.check(caller.session, caller.principal)
         return caller
 
-    def _claimed(self, exchange: Exchange) -> Caller:
+    def _claimed(self, exchange: Exchange) -> SessionCaller:
         """Return the caller from the headers alone, without checking whether the session has ended.
         Raise TransportError and SessionNotFound as `_caller` does."""
         version = exchange.headers.get(VERSION_HEADER)
@@ -430,7 +430,7 @@ class OlderEndpoint:
         remaining_ms = exchange.host.remaining_ms
         deadline = self._clock.deadline(remaining_ms)
         address = exchange.address
-        return Caller(session, principal, deadline, remaining_ms, exchange, address)
+        return SessionCaller(session, principal, deadline, remaining_ms, exchange, address)
 
     def _known(self, token: str, principal: Principal) -> SessionFacts:
         session = self._sealer.open(token, principal)
@@ -440,7 +440,7 @@ class OlderEndpoint:
             raise self._sealer.refused("of a revision that is not served", principal)
         return session
 
-    def _watch(self, receive: Receive, caller: Caller, exchange: Exchange) -> UnheardWatch:
+    def _watch(self, receive: Receive, caller: SessionCaller, exchange: Exchange) -> UnheardWatch:
         return UnheardWatch(
             receive,
             exchange.responder,
@@ -451,14 +451,14 @@ class OlderEndpoint:
     def _stream(
         self,
         exchange: Exchange,
-        caller: Caller,
+        caller: SessionCaller,
         watch: UnheardWatch,
         *,
         in_batch: bool = False,
         last_event_id: str | None = None,
-    ) -> SessionStream:
+    ) -> RequestStream:
         session = caller.session
-        return SessionStream(
+        return RequestStream(
             exchange.responder,
             watch,
             can_tell=EVENT_STREAM in exchange.accepted,
@@ -502,7 +502,7 @@ class _Answers:
         most: the limit on all responses but the last, in bytes.
     """
 
-    def __init__(self, stream: SessionStream, exchange: Exchange, most: int) -> None:
+    def __init__(self, stream: RequestStream, exchange: Exchange, most: int) -> None:
         self._stream = stream
         self._exchange = exchange
         self._kept: list[bytes] = []

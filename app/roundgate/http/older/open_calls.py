@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.errors import InvalidRequest
-from roundgate.http.older.caller import Caller
+from roundgate.http.older.caller import SessionCaller
 from roundgate.protocol import Request
 from roundgate.storage import TaskRef
 from roundgate.tasks.hidden import HiddenTasks
@@ -101,7 +101,7 @@ class OpenCalls:
         ref: TaskRef,
         call_id: str | None,
         request: Request,
-        caller: Caller,
+        caller: SessionCaller,
         position: Position,
     ) -> str:
         """Return the id of an event after which any process can continue a call.
@@ -120,7 +120,7 @@ class OpenCalls:
         token = self._ids.seal_call(caller.session.id, facts, caller.principal)
         return after(token, position)
 
-    async def reopened(self, event_id: str, caller: Caller) -> OpenCall:
+    async def reopened(self, event_id: str, caller: SessionCaller) -> OpenCall:
         """Return the call to which an event belongs.
 
         Raises:
@@ -142,13 +142,15 @@ class OpenCalls:
         params, scopes = decode_call(work.call)
         return OpenCall(ref, Request(request_id, method, params), position, scopes)
 
-    def until_ms(self, event_id: str, caller: Caller) -> int:
+    def until_ms(self, event_id: str, caller: SessionCaller) -> int:
         """Return the end of the wait for answers after an event, in milliseconds since the epoch; 0
         if the id does not belong to this session. Does not read the store."""
         facts, _ = self._opened(event_id, caller)
         return 0 if facts is None else int(facts[-1])
 
-    def _opened(self, event_id: str, caller: Caller) -> tuple[list[Any] | None, Position | None]:
+    def _opened(
+        self, event_id: str, caller: SessionCaller
+    ) -> tuple[list[Any] | None, Position | None]:
         token, *rest = event_id.rsplit(".", 2)
         facts = self._ids.open_call(token, caller.session.id, caller.principal)
         if not isinstance(facts, list) or len(facts) != 6:

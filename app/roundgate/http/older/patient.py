@@ -30,7 +30,7 @@ PATIENCE_S: Final = 20.0
 and clients wait for 30 s."""
 
 
-class Patience:
+class RowPatience:
     """Retries an operation. A failed attempt may still have written its row."""
 
     def __init__(self, clock: Clock) -> None:

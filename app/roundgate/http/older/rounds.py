@@ -31,10 +31,10 @@ from roundgate.errors import (
     Unavailable,
 )
 from roundgate.http.older.asking import check_askable, read_answers
-from roundgate.http.older.caller import Caller
+from roundgate.http.older.caller import SessionCaller
 from roundgate.http.older.following import Followers
 from roundgate.http.older.open_calls import CallState, OpenCalls, Position, call_bytes, decode_call
-from roundgate.http.older.stream import SessionStream
+from roundgate.http.older.stream import RequestStream
 from roundgate.http.older.watching import LAST_LOOK_S, CancelWatch
 from roundgate.methods.once import kept_error, kept_reply
 from roundgate.methods.parts import CurrentMethods
@@ -49,7 +49,7 @@ from roundgate.protocol import (
     ToolResult,
     notifications,
 )
-from roundgate.protocol.v2025 import Results, Revision, make_inbound
+from roundgate.protocol.v2025 import OlderRevision, Results, make_inbound
 from roundgate.protocol.v2025.results import read_asked
 from roundgate.storage import Ending, RowsOf, TaskRef
 from roundgate.tasks import hidden
@@ -75,12 +75,12 @@ _NO_END: Final = (AuthError, Unavailable)
 """The errors that end a request but not its round."""
 
 
-class Call(Struct):
+class OlderCall(Struct):
     """A request that is being answered, and the call that it makes or continues."""
 
     request: Request
-    caller: Caller
-    stream: SessionStream
+    caller: SessionCaller
+    stream: RequestStream
     correlation: Correlation
     span: Span
     notify: Callable[[str, dict[str, Any]], Awaitable[None]] | None
@@ -138,7 +138,7 @@ class Rounds:
         self._rows_of = rows_of
         self._clock = clock
 
-    async def run(self, call: Call, claimed: Claimed | None) -> Reply | None:
+    async def run(self, call: OlderCall, claimed: Claimed | None) -> Reply | None:
         """Run rounds of a call until one ends with a result; return `None` if the task has to be
         followed or left.
 
@@ -170,7 +170,7 @@ class Rounds:
             if call.held is not None:
                 call.ref, call.stream.held = call.held.ref, None
 
-    async def _rounds(self, call: Call, claimed: Claimed | None) -> Reply | None:
+    async def _rounds(self, call: OlderCall, claimed: Claimed | None) -> Reply | None:
         answers = {} if claimed is None else self._restore(call, claimed)
         while True:
             reply = await self._served(call, answers)
@@ -198,7 +198,7 @@ class Rounds:
             if call.held is not None:
                 await self._tasks.patiently(partial(call.held.beat, call.state.to_bytes()))
 
-    def _restore(self, call: Call, claimed: Claimed) -> dict[str, Any]:
+    def _restore(self, call: OlderCall, claimed: Claimed) -> dict[str, Any]:
         """Restore a claimed call; return the answers to its questions.
 
         Raises:
@@ -217,7 +217,7 @@ class Rounds:
         call.pages = dict(call.state.pages)
         return read_answers(call.state, claimed.answers, call.caller.revision)
 
-    async def _ask(self, call: Call, state: CallState) -> None:
+    async def _ask(self, call: OlderCall, state: CallState) -> None:
         """Store the questions of a round in the task of the call, before they are sent. Raise
         CallCancelled if the client has hung up."""
         check_askable(call.request.method, call.stream)
@@ -234,7 +234,7 @@ class Rounds:
         if call.stream.is_unheard:  # the request that resumes the call will ask
             raise CallCancelled
 
-    async def _keep(self, call: Call, state: CallState) -> None:
+    async def _keep(self, call: OlderCall, state: CallState) -> None:
         """Store the state of a completed round, for the requests that follow the call."""
         state_bytes, question_methods = state.to_bytes(), state.asked
         if (held := call.held) is not None:
@@ -258,7 +258,7 @@ class Rounds:
                 raise
             raise _cannot_continue(call, error) from None
 
-    async def _end(self, call: Call, outcome: bytes, ending: Ending) -> None:
+    async def _end(self, call: OlderCall, outcome: bytes, ending: Ending) -> None:
         """End the task of the call, if it has one.
 
         Raises:
@@ -272,7 +272,7 @@ class Rounds:
                     short = kept_error(ToolError(_NOT_KEPT))
                     await call.held.finish(_scoped(call.scopes, short), ending)
 
-    async def _failed(self, held: Holding, call: Call, error: GatewayError) -> bool:
+    async def _failed(self, held: Holding, call: OlderCall, error: GatewayError) -> bool:
         """End the task of a call because of an error; return whether the error counts. If the error
         does not end a later round, release the round to another request."""
         if isinstance(error, _NO_END) and not held.is_first:
@@ -285,7 +285,7 @@ class Rounds:
             return False
         return True
 
-    async def _cut_off(self, held: Holding, call: Call) -> None:
+    async def _cut_off(self, held: Holding, call: OlderCall) -> None:
         with suppress(LeaseLost, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 if held.is_first:
@@ -293,7 +293,7 @@ class Rounds:
                 else:
                     await held.let_go()
 
-    async def _served(self, call: Call, answers: Mapping[str, Any]) -> Reply:
+    async def _served(self, call: OlderCall, answers: Mapping[str, Any]) -> Reply:
         """Serve one round. If the client of a tool call lacks a capability, return an error result
         for its model."""
         caller, ids = call.caller, call.correlation
@@ -336,7 +336,7 @@ class Rounds:
         assert not isinstance(answer, Stream), "no method of these revisions returns a stream"
         return answer
 
-    async def _look(self, call: Call) -> float:
+    async def _look(self, call: OlderCall) -> float:
         """Renew the lease of a running call, or check for its cancellation; return the seconds
         until the next look."""
         held = call.held
@@ -347,7 +347,11 @@ class Rounds:
         return LAST_LOOK_S
 
     async def reported(
-        self, request: Request, caller: Caller, correlation: Correlation, stream: SessionStream
+        self,
+        request: Request,
+        caller: SessionCaller,
+        correlation: Correlation,
+        stream: RequestStream,
     ) -> str:
         """Store a hidden task for a call that sends a notification in its first round; return the
         id of the first event. Raise Unavailable if the caller has too many tasks."""
@@ -361,7 +365,7 @@ class Rounds:
         return self._calls.event_id(held.ref, correlation.call_id, request, caller, ("", 0))
 
     async def _check_not_cancelled(
-        self, request_id: RequestId, caller: Caller, ref: TaskRef | None
+        self, request_id: RequestId, caller: SessionCaller, ref: TaskRef | None
     ) -> None:
         """Raise CallCancelled if the client cancelled the call before it had a task. Also cancel
         `ref`, the task that it has now."""
@@ -371,13 +375,13 @@ class Rounds:
                 await self._tasks.cancel(ref)
             raise CallCancelled
 
-    def event_id(self, call: Call) -> str:
+    def event_id(self, call: OlderCall) -> str:
         """Return the id of an event after which any process can continue a call with a task."""
         assert call.ref is not None, "only a call with a task can be continued"
         call_id = call.correlation.call_id
         return self._calls.event_id(call.ref, call_id, call.request, call.caller, call.position)
 
-    def inbound(self, request: Request, caller: Caller) -> Inbound:
+    def inbound(self, request: Request, caller: SessionCaller) -> Inbound:
         """Validate a request of a session; raise MethodNotFound or InvalidParams."""
         session = caller.session
         declared = ClientCapabilities(session.capabilities)
@@ -391,12 +395,12 @@ def target_name(request: Request) -> str | None:
     return named if isinstance(named, str) else None
 
 
-def tool_error(revision: Revision, error: GatewayError) -> Reply:
+def tool_error(revision: OlderRevision, error: GatewayError) -> Reply:
     """Return the result of a tool call that failed, for the model of its client."""
     return Reply(Results(revision).write(ToolResult.error(str(error)).to_wire()), "tool_error")
 
 
-def _cannot_continue(call: Call, error: Unavailable) -> GatewayError:
+def _cannot_continue(call: OlderCall, error: Unavailable) -> GatewayError:
     """Return the error for a call whose first round has run. A client repeats a request that is
     answered with 503, so a tool call fails with a tool error."""
     return ToolError(_CANNOT_CONTINUE.format(error=error)) if call.is_tool_call else error
@@ -420,7 +424,7 @@ def cancel_key(session: SessionFacts, request_id: RequestId) -> str:
     return f"cancel.{session.id}.{json.digest(request_id)}"
 
 
-def _new_call(request: Request, caller: Caller, correlation: Correlation) -> NewCall:
+def _new_call(request: Request, caller: SessionCaller, correlation: Correlation) -> NewCall:
     principal = caller.principal
     return NewCall(
         caller.session.id,

@@ -87,7 +87,7 @@ class OlderClients:
         from roundgate.http.older.calls import SessionCalls
         from roundgate.http.older.endpoint import OlderEndpoint
         from roundgate.http.older.following import Followers
-        from roundgate.http.older.patient import Patience
+        from roundgate.http.older.patient import RowPatience
         from roundgate.http.older.sessions import Sessions
         from roundgate.protocol.v2025.results import RESULT_FORMATS
         from roundgate.tasks.hidden import HiddenTasks
@@ -111,7 +111,7 @@ class OlderClients:
             stores.tasks,
             self._clock,
             self._config.tasks,
-            Patience(self._clock),
+            RowPatience(self._clock),
             wait_ms=int(wait_s * 1000),
             view=self._view,
         )

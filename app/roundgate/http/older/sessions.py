@@ -34,8 +34,8 @@ from roundgate.errors import (
     SessionNotFound,
     Unavailable,
 )
-from roundgate.http.older.caller import Caller
-from roundgate.http.older.patient import Patience
+from roundgate.http.older.caller import SessionCaller
+from roundgate.http.older.patient import RowPatience
 from roundgate.methods.parts import CurrentMethods
 from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
 from roundgate.storage import RowsOf, write_row
@@ -73,7 +73,7 @@ class Sessions:
 
     def __init__(self, rows_of: RowsOf, clock: Clock) -> None:
         self._rows_of = rows_of
-        self._patiently = Patience(clock)
+        self._patiently = RowPatience(clock)
         self._clock = clock
         self._known: OrderedDict[str, float] = OrderedDict()
         """The time at which each session was last known to be open, in milliseconds on the
@@ -266,7 +266,7 @@ class OwnRequests:
         self._methods = methods
         self._sessions = sessions
 
-    async def result(self, request: Request, caller: Caller) -> bytes | None:
+    async def result(self, request: Request, caller: SessionCaller) -> bytes | None:
         """Return the result of a request about the session itself, or `None` for any other request.
 
         Raises:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from roundgate.errors import Unavailable
 from roundgate.http.exchange import Responder, State
-from roundgate.http.older.caller import Caller
+from roundgate.http.older.caller import SessionCaller
 from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.watching import UnheardWatch
 from roundgate.protocol import LOG_LEVELS, jsonrpc, notifications, sse
@@ -25,11 +25,11 @@ RETRY_MS: Final = 500
 AWAY_RETRY_MS: Final = 2_000
 """Milliseconds that a client waits before it resumes a stream, while the store is unavailable."""
 
-Token: TypeAlias = Callable[["SessionStream"], Awaitable[str]]
+Token: TypeAlias = Callable[["RequestStream"], Awaitable[str]]
 """A function that makes the id of an event with which a stream's request can be resumed."""
 
 
-class SessionStream:
+class RequestStream:
     """The stream of one request. Several handlers may write at once.
 
     Args:
@@ -142,7 +142,7 @@ class SessionStream:
 class Notices:
     """Sends notifications. The session's log level is read before the first log message."""
 
-    def __init__(self, stream: SessionStream, sessions: Sessions, caller: Caller) -> None:
+    def __init__(self, stream: RequestStream, sessions: Sessions, caller: SessionCaller) -> None:
         self._stream = stream
         self._sessions = sessions
         self._caller = caller

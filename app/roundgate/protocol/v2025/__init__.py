@@ -5,8 +5,16 @@ three revisions differ in the members of a tool, a block or a question, which a 
 (`REVISIONS`). Their handlers are the same as for any other revision.
 """
 
-from roundgate.protocol.v2025.requests import Opening, make_inbound
+from roundgate.protocol.v2025.requests import SessionOpening, make_inbound
 from roundgate.protocol.v2025.results import Results
-from roundgate.protocol.v2025.shapes import REVISIONS, VERSIONS, Revision, negotiated
+from roundgate.protocol.v2025.shapes import REVISIONS, VERSIONS, OlderRevision, negotiated
 
-__all__ = ["REVISIONS", "VERSIONS", "Opening", "Results", "Revision", "make_inbound", "negotiated"]
+__all__ = [
+    "REVISIONS",
+    "VERSIONS",
+    "OlderRevision",
+    "Results",
+    "SessionOpening",
+    "make_inbound",
+    "negotiated",
+]

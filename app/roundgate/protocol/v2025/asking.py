@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate.protocol.forms import choices
-from roundgate.protocol.v2025.shapes import Revision
+from roundgate.protocol.v2025.shapes import OlderRevision
 
 _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
@@ -33,7 +33,7 @@ _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 
 
 def request_params(
-    revision: Revision, method: str, params: Mapping[str, Any], page: str | None
+    revision: OlderRevision, method: str, params: Mapping[str, Any], page: str | None
 ) -> dict[str, Any]:
     """Return the params of a question in the shape of a revision. `page` is the `elicitationId` of
     a page to open."""
@@ -71,7 +71,7 @@ def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_from_result(
-    revision: Revision, method: str, params: Mapping[str, Any], result: dict[str, Any]
+    revision: OlderRevision, method: str, params: Mapping[str, Any], result: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a client's answer in the form that the handler's question expects."""
     content = result.get("content")

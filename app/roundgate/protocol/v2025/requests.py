@@ -14,7 +14,7 @@ from roundgate.protocol import params
 from roundgate.protocol.inbound import ClientCapabilities, Inbound, Meta
 from roundgate.protocol.jsonrpc import MAX_ID, Request
 from roundgate.protocol.params import Params
-from roundgate.protocol.v2025.shapes import Revision, negotiated
+from roundgate.protocol.v2025.shapes import OlderRevision, negotiated
 
 MAX_NAME: Final = 100
 """The maximum length of a client's name, and of its version, in its session, in characters."""
@@ -44,19 +44,19 @@ class _InitializeParams(Params):
     client_info: dict[str, Any] = Field(default={}, alias="clientInfo")
 
 
-class Opening(Struct, frozen=True):
+class SessionOpening(Struct, frozen=True):
     """The client's statements when it opens a session."""
 
     requested: str
     """The revision that the client asked for."""
-    revision: Revision
+    revision: OlderRevision
     """The revision of the session."""
     capabilities: Mapping[str, Any]
     """The declared capabilities that let a server ask the client questions in this revision."""
     client_info: Mapping[str, str]
 
     @classmethod
-    def of(cls, request: Request) -> Opening:
+    def of(cls, request: Request) -> SessionOpening:
         """Read the params of `initialize`.
 
         Raises:
@@ -74,7 +74,7 @@ class Opening(Struct, frozen=True):
         )
 
 
-def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
+def _askable(revision: OlderRevision, declared: Mapping[str, Any]) -> dict[str, Any]:
     """Return the declared capabilities that let a server ask, as the newest `ClientCapabilities`.
     Raise InvalidParams if one is not an object."""
     askable: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_inbound(
     request: Request,
-    revision: Revision,
+    revision: OlderRevision,
     capabilities: ClientCapabilities,
     client_info: Mapping[str, str],
     features: Container[str],

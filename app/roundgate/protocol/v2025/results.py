@@ -13,13 +13,13 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.protocol.revision import ResultFormat
 from roundgate.protocol.v2025 import shapes
-from roundgate.protocol.v2025.shapes import REVISIONS, Revision
+from roundgate.protocol.v2025.shapes import REVISIONS, OlderRevision
 
 
 class Results:
     """The format of one revision's results."""
 
-    def __init__(self, revision: Revision) -> None:
+    def __init__(self, revision: OlderRevision) -> None:
         self._revision = revision
 
     def write(self, result: Mapping[str, Any], cache: object = None) -> bytes:

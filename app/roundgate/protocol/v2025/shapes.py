@@ -23,7 +23,7 @@ _BLOCKS: Final = ("text", "image", "audio", "resource", "resource_link")
 """The types of blocks that these revisions know."""
 
 
-def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
+def tool(revision: OlderRevision, definition: Mapping[str, Any]) -> Wire:
     """Return an entry of tools/list in the form of a revision."""
     shaped = _without(revision.tool, definition)
     if not _is_object_schema(shaped.get("outputSchema")):
@@ -31,7 +31,7 @@ def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
     return shaped
 
 
-def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
+def prompt(revision: OlderRevision, definition: Mapping[str, Any]) -> Wire:
     """Return an entry of prompts/list in the form of a revision."""
     shaped = _without(revision.entry, definition)
     if "arguments" in shaped:
@@ -41,23 +41,23 @@ def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
     return shaped
 
 
-def resource(revision: Revision, definition: Mapping[str, Any]) -> Wire:
+def resource(revision: OlderRevision, definition: Mapping[str, Any]) -> Wire:
     """Return an entry of resources/list in the form of a revision."""
     return _annotated(revision, _without(revision.entry, definition))
 
 
-def template(revision: Revision, definition: Mapping[str, Any]) -> Wire:
+def template(revision: OlderRevision, definition: Mapping[str, Any]) -> Wire:
     """Return an entry of resources/templates/list in the form of a revision."""
     return _annotated(revision, _without(revision.entry, definition))
 
 
-ENTRIES: Final[Mapping[str, Callable[[Revision, Mapping[str, Any]], Wire]]] = MappingProxyType(
+ENTRIES: Final[Mapping[str, Callable[[OlderRevision, Mapping[str, Any]], Wire]]] = MappingProxyType(
     {"tools": tool, "prompts": prompt, "resources": resource, "resourceTemplates": template}
 )
 """The function that shapes the entries of each list, by the list's member in the result."""
 
 
-def block(revision: Revision, content: Mapping[str, Any]) -> Wire:
+def block(revision: OlderRevision, content: Mapping[str, Any]) -> Wire:
     """Return a block of content in the form of a revision."""
     kind = content.get("type")
     if kind == "text" and len(content) == 2:  # nearly all
@@ -73,7 +73,7 @@ def block(revision: Revision, content: Mapping[str, Any]) -> Wire:
     return shaped
 
 
-def result(revision: Revision, members: Mapping[str, Any]) -> Wire:
+def result(revision: OlderRevision, members: Mapping[str, Any]) -> Wire:
     """Return a result of any method in the form of a revision."""
     shaped = _without(_OF_LATER, members)
     if isinstance(blocks := shaped.get("content"), list):
@@ -91,7 +91,7 @@ def result(revision: Revision, members: Mapping[str, Any]) -> Wire:
     return shaped
 
 
-def implementation(revision: Revision, members: Mapping[str, Any]) -> Wire:
+def implementation(revision: OlderRevision, members: Mapping[str, Any]) -> Wire:
     """Return the server's `Implementation` in the form of a revision."""
     return _without(revision.implementation, members)
 
@@ -107,7 +107,7 @@ def _without(later: frozenset[str], members: Mapping[str, Any]) -> Wire:
     return {name: value for name, value in members.items() if name not in later}
 
 
-def _annotated(revision: Revision, shaped: Wire) -> Wire:
+def _annotated(revision: OlderRevision, shaped: Wire) -> Wire:
     if isinstance(shaped.get("annotations"), Mapping):
         shaped["annotations"] = _without(revision.annotations, shaped["annotations"])
     return shaped
@@ -123,7 +123,7 @@ def _link_in_words(link: Mapping[str, Any]) -> str:
     return f"{named}{described} ({link.get('uri', '')})"
 
 
-class Revision(Struct, frozen=True):
+class OlderRevision(Struct, frozen=True):
     """One revision, by what its `schema.ts` lacks. Each set names the members of a kind of value that
     only later revisions have.
 
@@ -159,7 +159,7 @@ class Revision(Struct, frozen=True):
 
 
 _NONE: Final = frozenset[str]()
-_AUTUMN: Final = Revision(
+_AUTUMN: Final = OlderRevision(
     version="2025-11-25",
     entry=_NONE,
     tool=_NONE,
@@ -197,14 +197,14 @@ _SPRING: Final = replace(
     has_batches=True,
 )
 
-REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType(
+REVISIONS: Final[Mapping[str, OlderRevision]] = MappingProxyType(
     {revision.version: revision for revision in (_AUTUMN, _SUMMER, _SPRING)}
 )
 """The revisions by version, newest first."""
 VERSIONS: Final = tuple(REVISIONS)
 
 
-def negotiated(requested: str) -> Revision:
+def negotiated(requested: str) -> OlderRevision:
     """Return the revision that a client asks for, or the newest one (lifecycle, "Version
     Negotiation")."""
     return REVISIONS.get(requested, _AUTUMN)

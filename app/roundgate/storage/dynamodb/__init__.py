@@ -19,9 +19,9 @@ def open_store(opening: Opening) -> Ports:
     table = Table(name, lambda: aws.client("dynamodb", **CONFIG), opening.clock)
     queue = opening.queue
     if queue is None:
-        from roundgate.storage.sqlite import Database, SqliteQueue
+        from roundgate.storage.sqlite import SqliteDatabase, SqliteQueue
 
-        queue = SqliteQueue(Database(opening.file), opening.clock)
+        queue = SqliteQueue(SqliteDatabase(opening.file), opening.clock)
     return Ports(
         DynamoDbTasks(table, opening.shards),
         queue,

@@ -47,7 +47,7 @@ class Chunk(Struct, frozen=True):
         return rank
 
 
-class Log(Struct, frozen=True):
+class JournalLog(Struct, frozen=True):
     """A journal, oldest entries first."""
 
     chunks: tuple[Chunk, ...] = ()
@@ -65,16 +65,16 @@ def make_chunk(ref: str, data: bytes) -> Chunk:
 
 
 def lengthened(
-    log: Log, entries: Sequence[bytes], room: int, draft: Draft
-) -> tuple[dict[str, Any], Log]:
+    log: JournalLog, entries: Sequence[bytes], room: int, draft: Draft
+) -> tuple[dict[str, Any], JournalLog]:
     """Return the attributes that a longer journal sets in a root item whose tail may have `room`
     bytes, and the longer journal."""
     if not entries:
         return {}, log
     longer = (*log.tail, *entries)
     if tail_size(longer) <= room:
-        return {"tail": Append(list(entries))}, Log(log.chunks, longer)
-    grown = Log(with_chunk(log.chunks, packed(longer), draft))
+        return {"tail": Append(list(entries))}, JournalLog(log.chunks, longer)
+    grown = JournalLog(with_chunk(log.chunks, packed(longer), draft))
     return {"chunks": grown.refs, "tail": []}, grown
 
 

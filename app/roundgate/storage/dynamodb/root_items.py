@@ -32,7 +32,7 @@ from msgspec import Struct
 from roundgate.protocol import TERMINAL, Status
 from roundgate.storage.dynamodb.journal import (
     Chunk,
-    Log,
+    JournalLog,
     free_space,
     lengthened,
     make_chunk,
@@ -52,13 +52,13 @@ from roundgate.storage.dynamodb.table import (
 )
 from roundgate.storage.tasks import (
     FORGET_AFTER_MS,
-    Change,
     Drop,
     Ending,
     Mark,
     OpenTask,
-    Part,
     Put,
+    RecordChange,
+    RecordPart,
     TaskRecord,
     TaskRef,
     Work,
@@ -100,8 +100,8 @@ class Notes(Struct, frozen=True):
     """The knowledge of a root item beside its record."""
 
     root: Row
-    journal: Log
-    settled: Log
+    journal: JournalLog
+    settled: JournalLog
     """The answers in rows of their own: keys and values alternate."""
 
 
@@ -150,33 +150,33 @@ def new_root_item(record: TaskRecord, puts: Sequence[Put], draft: Draft, shards:
     row["outcome"] = _outcome(puts, draft)
     if not record.keeps_work:
         return row
-    (call,), (state,) = _values(puts, Part.CALL), _values(puts, Part.STATE)
+    (call,), (state,) = _values(puts, RecordPart.CALL), _values(puts, RecordPart.STATE)
     row |= {"call": draft.spill_if_large("2", call), "state": draft.spill_if_large("2", state)}
-    journal, _ = _journal_anew(_values(puts, Part.JOURNAL), draft)
+    journal, _ = _journal_anew(_values(puts, RecordPart.JOURNAL), draft)
     return {**row, **journal, "answers": {}, "answered": 0}
 
 
 def _outcome(puts: Sequence[Put], draft: Draft) -> Kept | None:
-    outcomes = _values(puts, Part.OUTCOME)
+    outcomes = _values(puts, RecordPart.OUTCOME)
     return draft.spill_if_large("1", outcomes[0]) if outcomes else None
 
 
-def _values(puts: Sequence[Put], part: Part) -> list[bytes]:
+def _values(puts: Sequence[Put], part: RecordPart) -> list[bytes]:
     return [put.value for put in puts if put.part is part]
 
 
-def _journal_anew(entries: Sequence[bytes], draft: Draft) -> tuple[dict[str, Any], Log]:
+def _journal_anew(entries: Sequence[bytes], draft: Draft) -> tuple[dict[str, Any], JournalLog]:
     chunk = packed(entries)
     if len(chunk) <= TAIL:
-        return {"chunks": [], "tail": list(entries)}, Log((), tuple(entries))
-    log = Log((make_chunk(draft.spill("2", chunk), chunk),))
+        return {"chunks": [], "tail": list(entries)}, JournalLog((), tuple(entries))
+    log = JournalLog((make_chunk(draft.spill("2", chunk), chunk),))
     return {"chunks": log.refs, "tail": []}, log
 
 
 # A change of a root item
 
 
-def step(change: Change, draft: Draft) -> Step:
+def step(change: RecordChange, draft: Draft) -> Step:
     """Return the changes of a root item, and add values that do not fit to the draft."""
     notes, after = change.before.notes, change.record()
     root = notes.root
@@ -216,7 +216,9 @@ def _shown(
     sets: dict[str, Any] = {} if outcome is None else {"outcome": outcome}
     before = root["requests"]
     remaining = {
-        key: request for key, request in before.items() if not _is_dropped(drops, Part.REQUEST, key)
+        key: request
+        for key, request in before.items()
+        if not _is_dropped(drops, RecordPart.REQUEST, key)
     }
     requests = remaining | _asked(puts, draft)
     if requests != before:
@@ -225,32 +227,32 @@ def _shown(
 
 
 def _asked(puts: Sequence[Put], draft: Draft) -> dict[str, Any]:
-    values = {put.name: put.value for put in puts if put.part is Part.REQUEST}
+    values = {put.name: put.value for put in puts if put.part is RecordPart.REQUEST}
     stored = enumerate(draft.keep_each("1", values, ROOM))
     return {key: {"n": place, "b": value} for place, (key, value) in stored}
 
 
-def _is_dropped(drops: Sequence[Drop], part: Part, name: str | None = None) -> bool:
+def _is_dropped(drops: Sequence[Drop], part: RecordPart, name: str | None = None) -> bool:
     return any(drop.part is part and drop.name in (None, name) for drop in drops)
 
 
 def _worked(
-    notes: Notes, change: Change, sets: Mapping[str, Any], draft: Draft
-) -> tuple[dict[str, Any], Log, Log, list[Kept]]:
+    notes: Notes, change: RecordChange, sets: Mapping[str, Any], draft: Draft
+) -> tuple[dict[str, Any], JournalLog, JournalLog, list[Kept]]:
     """Return the changes of the values that a worker needs, their logs, and the values that they
     replace."""
-    root, entries = notes.root, _values(change.puts, Part.JOURNAL)
+    root, entries = notes.root, _values(change.puts, RecordPart.JOURNAL)
     worked: dict[str, Any] = {}
     superseded: list[Kept] = []
-    for name, part in (("call", Part.CALL), ("state", Part.STATE)):
+    for name, part in (("call", RecordPart.CALL), ("state", RecordPart.STATE)):
         for value in _values(change.puts, part):
             worked[name] = draft.spill_if_large("2", value)
             superseded.append(root.get(name, b""))
     answers, settled = _answered(notes, change, draft)
     worked |= answers
-    if _is_dropped(change.drops, Part.ANSWER):
+    if _is_dropped(change.drops, RecordPart.ANSWER):
         superseded += [*root["answers"].values(), *root.get("settled", [])]
-    if _is_dropped(change.drops, Part.JOURNAL):
+    if _is_dropped(change.drops, RecordPart.JOURNAL):
         anew, journal = _journal_anew(entries, draft)
         return {**worked, **anew}, journal, settled, [*superseded, *root["chunks"]]
     rest = {**root, **sets, **worked, "chunks": notes.journal.refs}
@@ -264,23 +266,25 @@ def _worked(
     return {**worked, **grown}, journal, settled, superseded
 
 
-def _answered(notes: Notes, change: Change, draft: Draft) -> tuple[dict[str, Any], Log]:
+def _answered(
+    notes: Notes, change: RecordChange, draft: Draft
+) -> tuple[dict[str, Any], JournalLog]:
     """Return the changes of the answers. A worker that adds entries moves large answers out of the
     root item, because it would pay for them at each checkpoint."""
-    if _is_dropped(change.drops, Part.ANSWER):
-        return {"answers": {}, "answered": 0, "settled": None}, Log()
+    if _is_dropped(change.drops, RecordPart.ANSWER):
+        return {"answers": {}, "answered": 0, "settled": None}, JournalLog()
     answers, size = notes.root["answers"], notes.root["answered"]
-    new = {put.name: put.value for put in change.puts if put.part is Part.ANSWER}
+    new = {put.name: put.value for put in change.puts if put.part is RecordPart.ANSWER}
     if new:
         stored = dict(draft.keep_each("2", new, ROOM - size))
         inside = sum(len(value) for value in stored.values() if isinstance(value, bytes))
         return {"answers": {**answers, **stored}, "answered": size + inside}, notes.settled
-    if size < SETTLED or not any(put.part is Part.JOURNAL for put in change.puts):
+    if size < SETTLED or not any(put.part is RecordPart.JOURNAL for put in change.puts):
         return {}, notes.settled
     small = {key: value for key, value in answers.items() if isinstance(value, bytes)}
     spilled = {key: value for key, value in answers.items() if key not in small}
     pairs = packed([part for key, value in small.items() for part in (key.encode(), value)])
-    grown = Log(with_chunk(notes.settled.chunks, pairs, draft))
+    grown = JournalLog(with_chunk(notes.settled.chunks, pairs, draft))
     return {"settled": grown.refs, "answers": spilled, "answered": 0}, grown
 
 
@@ -295,8 +299,8 @@ def make_notes(root: Row, rows: Mapping[str, Row], before: Notes | None = None) 
     def make_chunks(refs: Collection[str]) -> tuple[Chunk, ...]:
         return tuple(chunks.get(ref) or _chunk(ref, rows) for ref in refs)
 
-    journal = Log(make_chunks(root.get("chunks", ())), tuple(root.get("tail", ())))
-    return Notes(root, journal, Log(make_chunks(root.get("settled", ()))))
+    journal = JournalLog(make_chunks(root.get("chunks", ())), tuple(root.get("tail", ())))
+    return Notes(root, journal, JournalLog(make_chunks(root.get("settled", ()))))
 
 
 def _chunk(ref: str, rows: Mapping[str, Row]) -> Chunk:

@@ -15,12 +15,12 @@ from roundgate.storage.dynamodb.table import (
     PART,
     ROOT,
     Applied,
-    Change,
     ConditionFailed,
-    Expression,
     Kept,
     Row,
+    RowChange,
     Table,
+    UpdateExpression,
     is_spilled,
     load,
 )
@@ -53,7 +53,7 @@ class DynamoDbSessions:
             case ConditionFailed(row=dict() as old) if old["forget_ms"] < self._clock.now_ms():
                 sets = {
                     "value": stored,
-                    "revision": Expression("#revision + :one"),
+                    "revision": UpdateExpression("#revision + :one"),
                     "forget_ms": forget_ms,
                     "ttl": ttl,
                 }
@@ -66,7 +66,7 @@ class DynamoDbSessions:
         ttl = _ttl(forget_ms)
         sets = {
             "value": value,
-            "revision": Expression("#revision + :one"),
+            "revision": UpdateExpression("#revision + :one"),
             "forget_ms": forget_ms,
             "ttl": ttl,
         }
@@ -75,11 +75,11 @@ class DynamoDbSessions:
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
         sets = {
             "value": value,
-            "revision": Expression("if_not_exists(#revision, :zero) + :one"),
+            "revision": UpdateExpression("if_not_exists(#revision, :zero) + :one"),
             "forget_ms": forget_ms,
             "ttl": _ttl(forget_ms),
         }
-        change = Change(sets, when=[], values={":zero": 0, ":one": 1})
+        change = RowChange(sets, when=[], values={":zero": 0, ":one": 1})
         applied = await self._table.update(f"U#{key}", change, returns="ALL_NEW")
         assert isinstance(applied, Applied), "an update without a condition applies"
         assert applied.row is not None, "ALL_NEW returns the row"
@@ -89,7 +89,7 @@ class DynamoDbSessions:
     async def _change(self, pk: str, sets: Row, version: int) -> bool:
         # The row is unchanged since it was read.
         is_same = "#revision = :read"
-        change = Change(sets, when=[is_same], values={":read": version, ":one": 1})
+        change = RowChange(sets, when=[is_same], values={":read": version, ":one": 1})
         return isinstance(await self._table.update(pk, change), Applied)
 
     async def read(self, key: str) -> SessionRow | None:

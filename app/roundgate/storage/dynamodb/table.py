@@ -151,7 +151,7 @@ def create_table(client: Any, name: str) -> None:
     )
 
 
-class Expression(Struct, frozen=True):
+class UpdateExpression(Struct, frozen=True):
     """An update expression as the new value of an attribute: `#revision + :one`."""
 
     text: str
@@ -163,11 +163,11 @@ class Append(Struct, frozen=True):
     values: list[Any]
 
 
-class Change(Struct, frozen=True):
+class RowChange(Struct, frozen=True):
     """A conditional write of one row. In expressions `#name` is the attribute `name`."""
 
     sets: Mapping[str, Any]
-    """The new values by attribute: a value, an `Expression` or an `Append`; `None` removes the
+    """The new values by attribute: a value, an `UpdateExpression` or an `Append`; `None` removes the
     attribute."""
     when: Sequence[str]
     """The conditions of the write, all of which must hold."""
@@ -188,7 +188,7 @@ class ConditionFailed(Struct, frozen=True):
     row: Row | None
 
 
-class Page(Struct, frozen=True):
+class RowPage(Struct, frozen=True):
     """Some rows, and the position after them."""
 
     rows: Sequence[Row]
@@ -224,7 +224,7 @@ class Table:
         return await self._write("put_item", put, version)
 
     async def update(
-        self, pk: str, change: Change, *, returns: Returned = "NONE"
+        self, pk: str, change: RowChange, *, returns: Returned = "NONE"
     ) -> Applied | ConditionFailed:
         """Change a root item if the conditions hold."""
         version = self._clock.new_id()
@@ -369,7 +369,7 @@ class Table:
 
     async def page_of_index(
         self, index: str, attribute: str, value: str, start: Row | None, limit: int
-    ) -> Page:
+    ) -> RowPage:
         """Return rows of one partition of an index, after a position.
 
         Raises:
@@ -380,7 +380,7 @@ class Table:
         query = {"IndexName": index, "KeyConditionExpression": key, "Limit": limit, **placeholders}
         return await self._page("query", query, start)
 
-    async def page_of_roots(self, start: Row | None, limit: int) -> Page:
+    async def page_of_roots(self, start: Row | None, limit: int) -> RowPage:
         """Return the root items of tasks among the next `limit` rows of the table.
 
         Raises:
@@ -391,7 +391,7 @@ class Table:
         scan = {"FilterExpression": text, "Limit": limit, "ConsistentRead": True, **placeholders}
         return await self._page("scan", scan, start)
 
-    async def _page(self, operation: str, query: dict[str, Any], start: Row | None) -> Page:
+    async def _page(self, operation: str, query: dict[str, Any], start: Row | None) -> RowPage:
         begin = {} if start is None else {"ExclusiveStartKey": _encoded(start)}
         try:
             answer = await self._aws.call(operation, TableName=self._name, **query, **begin)
@@ -401,7 +401,7 @@ class Table:
                 raise
             raise ValueError("no such position") from error
         rows = [row for item in answer["Items"] if (row := _decoded(item))]
-        return Page(rows, _decoded(answer.get("LastEvaluatedKey")))
+        return RowPage(rows, _decoded(answer.get("LastEvaluatedKey")))
 
     async def roots(self, pks: Sequence[str], *, consistent: bool = True) -> dict[str, Row]:
         """Return root items by `pk`, strongly consistent by default; omit missing ones."""
@@ -568,7 +568,7 @@ def _key(pk: str) -> Row:
     return _encoded({"pk": pk, "sk": ROOT})
 
 
-def _expressions(change: Change) -> dict[str, Any]:
+def _expressions(change: RowChange) -> dict[str, Any]:
     """Return the update and condition expressions with their names and values."""
     assignments, removed, values = [], [], dict(change.values)
     for place, (name, value) in enumerate(change.sets.items()):
@@ -576,7 +576,7 @@ def _expressions(change: Change) -> dict[str, Any]:
         match value:
             case None:
                 removed.append(path)
-            case Expression(text):
+            case UpdateExpression(text):
                 assignments.append(f"{path} = {text}")
             case Append(values=more):
                 assignments.append(f"{path} = list_append({path}, :set{place})")

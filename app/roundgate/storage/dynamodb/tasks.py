@@ -40,12 +40,12 @@ from roundgate.storage.dynamodb.table import (
     OWNED,
     ROOT,
     Applied,
-    Change,
     ConditionFailed,
     Draft,
     Kept,
-    Page,
     Row,
+    RowChange,
+    RowPage,
     Table,
     row_names,
 )
@@ -62,7 +62,7 @@ from roundgate.storage.tasks import (
     Wanted,
     Work,
 )
-from roundgate.storage.tasks import Change as TaskChange
+from roundgate.storage.tasks import RecordChange as TaskChange
 
 EXACTLY: Final = 200
 """The maximum `limit` of a scan for which each part of the index is read up to `limit`, so that the
@@ -141,7 +141,7 @@ class DynamoDbTasks:
         await self._table.put(draft)
         if ttl_s > value_ttl_seconds(before.expires_ms):
             await self._table.prolong(pk, _live(step.notes.root) - {*draft.names}, ttl_s)
-        write = Change(step.sets, [_IS_AS_SEEN], {":seen": before.version})
+        write = RowChange(step.sets, [_IS_AS_SEEN], {":seen": before.version})
         match await self._table.update(pk, write):
             case ConditionFailed(row=root):
                 await self._drop_draft(pk, draft, root)
@@ -230,7 +230,7 @@ class DynamoDbTasks:
             "(attribute_not_exists(#pk) OR #until_ms <= :now OR #until_ms > :latest"
             " OR #sweeper = :sweeper)"
         )
-        change = Change(
+        change = RowChange(
             {"sweeper": sweeper, "until_ms": until_ms, "ttl": until_ms // 1000 + _DAY_S},
             when=[is_free],
             values={":now": now_ms, ":sweeper": sweeper, ":latest": now_ms + SHARD_AT_MOST_MS},
@@ -238,7 +238,7 @@ class DynamoDbTasks:
         return isinstance(await self._table.update(f"S#{shard}", change), Applied)
 
     async def tell_time(self, report: bytes) -> bytes | None:
-        change = Change({"said": report}, when=[], values={})
+        change = RowChange({"said": report}, when=[], values={})
         match await self._table.update(_TOLD, change, returns="ALL_OLD"):
             case Applied(row=dict() as before):
                 previous: bytes | None = before.get("said")
@@ -270,7 +270,7 @@ _UNKNOWN: Final = "unknown cursor; use the cursor of an earlier page"
 class Part(Struct, frozen=True):
     """A part of the table that a search reads page by page."""
 
-    page: Callable[[Row | None, int], Awaitable[Page]]
+    page: Callable[[Row | None, int], Awaitable[RowPage]]
     keys: Sequence[str]
     """The attributes that identify a row of the part."""
     has_roots: bool = False
@@ -343,7 +343,7 @@ class Search:
         return Found(records, self._cursor())
 
     def _taken(
-        self, part: Part, page: Page, roots: dict[str, Row], room: int
+        self, part: Part, page: RowPage, roots: dict[str, Row], room: int
     ) -> tuple[list[TaskRecord], Row | None]:
         """Return up to `room` matching records of a page, and the keys after which to continue;
         `None` at the end."""
@@ -357,7 +357,7 @@ class Search:
                 return taken, {name: row[name] for name in part.keys}
         return taken, page.last
 
-    async def _roots(self, part: Part, page: Page) -> dict[str, Row]:
+    async def _roots(self, part: Part, page: RowPage) -> dict[str, Row]:
         if part.has_roots:
             return {row["pk"]: row for row in page.rows}
         pks = [row["pk"] for row in page.rows if self._may_be_wanted(row["pk"])]

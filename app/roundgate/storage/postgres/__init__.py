@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundgate.storage.opening import Opening, Ports, StoreFacts
-from roundgate.storage.postgres.database import Database as Database
+from roundgate.storage.postgres.database import PostgresDatabase as PostgresDatabase
 from roundgate.storage.postgres.queue import PostgresQueue as PostgresQueue
 from roundgate.storage.postgres.sessions import PostgresSessions as PostgresSessions
 from roundgate.storage.postgres.tasks import PostgresTasks as PostgresTasks
@@ -11,7 +11,7 @@ from roundgate.storage.postgres.tasks import PostgresTasks as PostgresTasks
 
 def open_store(opening: Opening) -> Ports:
     """Return the parts of a store."""
-    database = Database(opening.text, opening.connections)
+    database = PostgresDatabase(opening.text, opening.connections)
     return Ports(
         PostgresTasks(database),
         opening.queue or PostgresQueue(database, opening.clock),

@@ -50,7 +50,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 
 
-class Database:
+class PostgresDatabase:
     """One PostgreSQL database. Connections are made on demand, up to `connections`, plus one
     connection that listens."""
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.storage.postgres.database import Database
+from roundgate.storage.postgres.database import PostgresDatabase
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
 
@@ -83,7 +83,7 @@ _PUT_BACK: Final = _FOR_EACH.format(
 class PostgresQueue:
     """A `TaskQueue` in a PostgreSQL database."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._sent = asyncio.Event()

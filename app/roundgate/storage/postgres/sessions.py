@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from roundgate.clock import Clock
-from roundgate.storage.postgres.database import Database, deletion
+from roundgate.storage.postgres.database import PostgresDatabase, deletion
 from roundgate.storage.sessions import SessionRow
 
 _SWEEP_EVERY_MS: Final = 60_000
@@ -21,7 +21,7 @@ _DELETE: Final = deletion("sessions", "key", "forget_ms", "octet_length(value)")
 class PostgresSessions:
     """A `SessionStore` in a PostgreSQL database."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: PostgresDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._swept_ms = 0

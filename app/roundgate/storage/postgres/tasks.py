@@ -9,17 +9,17 @@ from msgspec.structs import replace
 
 from roundgate.protocol import Status
 from roundgate.storage import columns as sql
-from roundgate.storage.postgres.database import Database, deletion
+from roundgate.storage.postgres.database import PostgresDatabase, deletion
 from roundgate.storage.tasks import (
     ANY,
     FORGET_AFTER_MS,
     SHARD_AT_MOST_MS,
-    Change,
     Drop,
     Found,
     Lost,
     OpenTask,
     Put,
+    RecordChange,
     TaskRecord,
     TaskRef,
     Wanted,
@@ -65,7 +65,7 @@ _INSERT: Final = (
 class PostgresTasks:
     """A `TaskStore` in a PostgreSQL database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
@@ -99,7 +99,7 @@ class PostgresTasks:
         record, values = await self._read(ref, f"in {sql.FOR_WORK}")
         return record, None if record is None else sql.work_from_values(values)
 
-    async def swap(self, change: Change) -> TaskRecord | Lost:
+    async def swap(self, change: RecordChange) -> TaskRecord | Lost:
         ref, version = change.before.ref, change.before.version
         columns = {name: sql.column(value) for name, value in change.changes.items()}
         changes = "".join(f", {name} = ${n}" for n, name in enumerate(columns, 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roundgate.errors import ConfigError, Problem
 from roundgate.storage.opening import Opening, Ports, StoreFacts
-from roundgate.storage.sqlite.database import Database as Database
+from roundgate.storage.sqlite.database import SqliteDatabase as SqliteDatabase
 from roundgate.storage.sqlite.database import connect_in_memory as connect_in_memory
 from roundgate.storage.sqlite.database import other_version as other_version
 from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue
@@ -21,7 +21,7 @@ def open_store(opening: Opening) -> Ports:
     """
     if reason := other_version(opening.file):
         raise ConfigError([Problem("environment", "GATEWAY_STORE", reason, "name another file")])
-    database = Database(opening.file)
+    database = SqliteDatabase(opening.file)
     return Ports(
         SqliteTasks(database),
         opening.queue or SqliteQueue(database, opening.clock),

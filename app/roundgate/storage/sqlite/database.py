@@ -144,7 +144,7 @@ FileId: TypeAlias = tuple[int, int]
 """A file's identity: device and inode."""
 
 
-class Database:
+class SqliteDatabase:
     """A SQLite file. Connections are made on demand, so none is open before a fork.
 
     `durable` writes are on the disk when they return. Other writes survive the death of the

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.clock import Clock
 from roundgate.storage.queue import Message
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.tasks import TaskRef
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _SERVED: Final = ""
 class SqliteQueue:
     """A `TaskQueue` in a SQLite file."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._sent = asyncio.Event()

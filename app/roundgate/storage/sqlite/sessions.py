@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from roundgate.clock import Clock
 from roundgate.storage.sessions import SessionRow
-from roundgate.storage.sqlite.database import Database, expired_rows
+from roundgate.storage.sqlite.database import SqliteDatabase, expired_rows
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,7 +19,7 @@ SWEEP_EVERY_MS: Final = 60_000
 class SqliteSessions:
     """A `SessionStore` in a SQLite file."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._swept_ms = 0

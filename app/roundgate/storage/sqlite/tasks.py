@@ -27,19 +27,19 @@ from roundgate.storage.columns import (
     record_from_row,
     work_from_values,
 )
-from roundgate.storage.sqlite.database import Database, expired_rows
+from roundgate.storage.sqlite.database import SqliteDatabase, expired_rows
 from roundgate.storage.sqlite.writing import snapshot
 from roundgate.storage.tasks import (
     ANY,
     FORGET_AFTER_MS,
     SHARD_AT_MOST_MS,
-    Change,
     Drop,
     Found,
     Lost,
     OpenTask,
-    Part,
     Put,
+    RecordChange,
+    RecordPart,
     TaskRecord,
     TaskRef,
     Wanted,
@@ -75,7 +75,7 @@ still belongs to the same task."""
 class SqliteTasks:
     """A `TaskStore` in a SQLite file."""
 
-    def __init__(self, database: Database, shards: int = SHARDS) -> None:
+    def __init__(self, database: SqliteDatabase, shards: int = SHARDS) -> None:
         self._database = database
         self._shards = shards
 
@@ -126,7 +126,7 @@ class SqliteTasks:
 
         return await self._database.read(look)
 
-    async def swap(self, change: Change) -> TaskRecord | Lost:
+    async def swap(self, change: RecordChange) -> TaskRecord | Lost:
         before, version = change.before, change.before.version + 1
         columns = {name: column(value) for name, value in change.changes.items()}
         assignments = "".join(f", {name} = ?" for name in columns)
@@ -266,10 +266,10 @@ def _as_seen(record: TaskRecord) -> tuple[Any, ...]:
 def _shown(db: sqlite3.Connection, record: TaskRecord) -> TaskRecord:
     """Return a record with the values that its client sees."""
     if record.status is Status.INPUT_REQUIRED:
-        return replace(record, requests=dict(_values(db, record.notes, Part.REQUEST)))
+        return replace(record, requests=dict(_values(db, record.notes, RecordPart.REQUEST)))
     if record.is_open:
         return record
-    outcomes = [value for _, value in _values(db, record.notes, Part.OUTCOME)]
+    outcomes = [value for _, value in _values(db, record.notes, RecordPart.OUTCOME)]
     return replace(record, outcome=outcomes[0] if outcomes else None)
 
 
@@ -277,7 +277,7 @@ def _work(db: sqlite3.Connection, record: TaskRecord) -> Work:
     return work_from_values(db.execute(_WORK, (record.notes,)))
 
 
-def _values(db: sqlite3.Connection, task: int, part: Part) -> list[tuple[str, bytes]]:
+def _values(db: sqlite3.Connection, task: int, part: RecordPart) -> list[tuple[str, bytes]]:
     """Return the names and values of a part, in the order in which they were put."""
     return db.execute(
         "select name, value from payloads where task = ? and kind = ? order by n",
@@ -289,7 +289,7 @@ def _put(
     db: sqlite3.Connection,
     task: int | None,
     puts: Sequence[Put],
-    replaced: Collection[Part] = (),
+    replaced: Collection[RecordPart] = (),
 ) -> None:
     rows = []
     for put in puts:
