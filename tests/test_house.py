@@ -28,19 +28,19 @@ from tests.support.task_client import TaskClient
 from tests.test_layering import APP, LAYERS, imports, loaded_by_a_served_gateway, modules
 
 HOUSE = {
-    "lines of roundgate": 83_161,
-    "lines of roundgate_aws": 6025,
-    "lines of roundgate_console": 3_407,
-    "lines of roundgate_testing": 8_162,
+    "lines of roundgate": 82_973,
+    "lines of roundgate_aws": 6_032,
+    "lines of roundgate_console": 3_414,
+    "lines of roundgate_testing": 8_183,
     "files of a call": 28,
     "files of a call with ctx": 32,
     "files of a retry": 39,
     "files of a task": 69,
     "modules of a served gateway": 164,
     "layers": 18,
-    "modules in circles": 4,
+    "modules in circles": 3,
     "names with two classes": 7,
-    "functions of more than 60 lines": 20,
+    "functions of more than 60 lines": 6,
 }
 
 
@@ -70,7 +70,7 @@ def test_modules_that_import_each_other() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         circle = error.args[1]
-    measured("modules in circles", len(circle), circle)
+    measured("modules in circles", len(set(circle)), circle)
 
 
 NAMESAKES = {"Completion", "Prompt", "Question", "Resource", "Results", "Tool", "Url"}
@@ -80,7 +80,7 @@ results of each revision."""
 
 def test_a_class_name_means_one_thing() -> None:
     homes = defaultdict(set)
-    for name, tree in MODULES.items():
+    for name, tree in modules().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].add(name)
