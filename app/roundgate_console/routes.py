@@ -3,7 +3,7 @@ layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from roundgate.runtime.startup import make_ring
 from roundgate.settings import ConsoleConfig, Settings
 from roundgate_console import signing_in
 from roundgate_console.access import ConsoleAccess
-from roundgate_console.frame import Console, ConsolePage
+from roundgate_console.frame import Console, ConsolePage, log
 from roundgate_console.sessions import OperatorSessions
 
 
@@ -57,7 +57,7 @@ def make_console(
     """
     settings = file.config.console or ConsoleConfig()
     ring, store = make_ring(file.config, using, clock), replica.core.stores.sessions
-    pages: list[ConsolePage] = [entry.load() for entry in entries("roundgate.pages").values()]
+    pages = list(_load_pages())
     console = Console(
         *(file, settings, using, clock, replica),
         OperatorSessions(ring, clock, settings.session_s, store),
@@ -69,6 +69,17 @@ def make_console(
     for page in console.pages:
         router.include_router(page.make_router(console))
     return Served(Middleware(ConsoleAccess, console=console), router, console)
+
+
+def _load_pages() -> Iterator[ConsolePage]:
+    for name, entry in entries("roundgate.pages").items():
+        try:
+            page: Page = entry.load()
+        except Exception as error:  # a page of another package must not end the gateway
+            fields = {"page": name, "module": entry.module}
+            log.error("cannot load a page of the console", exc_info=error, extra={"fields": fields})
+        else:
+            yield page
 
 
 @dataclass(frozen=True, slots=True)

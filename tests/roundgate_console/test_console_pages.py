@@ -268,12 +268,14 @@ async def test_a_page_of_another_package_is_one_file_its_template_and_one_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "forecast.py").write_text(FORECAST)
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     template = "{% extends layout %}{% block main %}<h1>{{ weather }}</h1>{% endblock %}"
     (tmp_path / "forecast.html").write_text(template)
     metadata = tmp_path / "forecast-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: forecast\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[roundgate.pages]\nforecast = forecast:PAGE\n")
+    pages = "[roundgate.pages]\nforecast = forecast:PAGE\nbroken = broken:PAGE\n"
+    (metadata / "entry_points.txt").write_text(pages)
     monkeypatch.syspath_prepend(str(tmp_path))
     async with local(hello) as browser:
         assert "<h1>rain</h1>" in await browser.page("/forecast")

@@ -89,5 +89,10 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     modules = COMMANDS | {name: entry.module for name, entry in added.items()}
     chosen = [modules[command]] if command in modules else modules.values()
     for module in dict.fromkeys([] if command == "--version" else chosen):
-        import_module(module).declare(commands)
+        try:
+            import_module(module).declare(commands)
+        except Exception as error:
+            if command in modules or module in COMMANDS.values():
+                raise
+            print(f"roundgate: {module} adds no command: {escaped(str(error))}", file=sys.stderr)
     return parser

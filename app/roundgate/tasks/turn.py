@@ -480,7 +480,10 @@ class Turn:
                 await self._store.apply(self.ref, let_go, self._clock.now_ms())
             else:
                 self.checkpointer.patience.hurry()
-                await self._release(Suspended({}, self._run.journal))
+                try:
+                    await self._release(Suspended({}, self._run.journal))
+                except (NotJson, QuotaExceeded):  # the next turn writes the rest, or fails
+                    await self._pause(NOTHING, 0, attempts=self._record.attempts)
         except (LeaseLost, Unavailable) as error:
             fields = {"task": str(self.ref), "error": str(error)}
             log.warning("cannot release a task", extra={"fields": fields})

@@ -741,6 +741,10 @@ DECLARED: dict[str, tuple[dict[str, Any], str]] = {
         {"job": {"poll": {"job": "{id}"}, "succeeded": ["done"], "cancel": {"x": "{y}"}}},
         "job.cancel needs y, which neither job.variables nor input_schema has",
     ),
+    "a path of nothing": (
+        {"http": {"method": "GET", "path": "/orders/{order}"}},
+        "http.path needs order, which input_schema does not have",
+    ),
     "an argument to ask for that there is none of": ({"ask_for": ["x"]}, "ask_for names x"),
 }
 

@@ -304,3 +304,18 @@ def test_a_mistake_in_the_file_is_told_with_what_to_write(check: Check, name: st
     status, told = check(config=config)
     assert (says is None) == (status == 0), told
     assert says is None or says in told
+
+
+def test_a_command_of_another_package_that_cannot_be_imported_leaves_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "broken-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[roundgate.commands]\nbreak = nowhere.to_find\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    said = capsys.readouterr()
+    assert (ended.value.code, "serve" in said.out) == (0, True)
+    assert said.err.startswith("roundgate: nowhere.to_find adds no command: No module named")

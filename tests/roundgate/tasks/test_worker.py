@@ -1026,6 +1026,26 @@ async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> N
     assert [message.ref for message in await shop.messages()] == [ref]
 
 
+async def test_a_process_that_stops_fails_no_task_whose_state_is_half_done(shared: Shared) -> None:
+    began = asyncio.Event()
+
+    async def collects(ctx: Context) -> None:
+        ctx.state["seen"] = {1, 2}  # a list before the next step
+        began.set()
+        await asyncio.sleep(600)
+
+    shop = shared.workshop(collects=collects)
+    ref = await shop.begin("collects")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await began.wait()
+    shop.worker.request_stop()
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    record = await shop.record(ref)
+    assert (record.status, record.lease_until_ms) == (Status.WORKING, 0)
+
+
 async def test_so_does_one_that_is_told_so_just_when_the_handler_has_returned(
     shared: Shared,
 ) -> None:

@@ -38,7 +38,7 @@ from roundgate.backends.aws_lambda.config import (
 )
 from roundgate.backends.aws_lambda.invoking import FunctionTarget
 from roundgate.backends.http.config import HttpArgument, HttpToolConfig
-from roundgate.backends.http.endpoint import ToolEndpoint
+from roundgate.backends.http.endpoint import PATH_VARIABLE, ToolEndpoint
 from roundgate.backends.http.messages import Outgoing, ServiceAnswer
 from roundgate.backends.http.secrets import SECRET_NAME, parted
 from roundgate.errors import DOUBT, FunctionFailed, ParseError, ToolError, UnexpectedAnswer
@@ -172,6 +172,9 @@ def make_endpoint(tool: LambdaToolConfig, http: HttpEventConfig) -> ToolEndpoint
         ValueError: path and arguments contradict each other.
     """
     required = tool.input_schema.get("required", ())
+    properties: Mapping[str, Any] = tool.input_schema.get("properties", {})
+    if missing := sorted({*PATH_VARIABLE.findall(http.path)} - properties.keys()):
+        raise ValueError(f"http.path needs {', '.join(missing)}, which input_schema does not have")
     config = HttpToolConfig.model_construct(  # Lambda's settings are validated already
         name=tool.name,
         description=tool.description,
@@ -180,7 +183,7 @@ def make_endpoint(tool: LambdaToolConfig, http: HttpEventConfig) -> ToolEndpoint
         headers={name.lower(): SecretStr(value) for name, value in http.headers.items()},
         arguments={
             name: HttpArgument.model_construct(schema_=schema, required=name in required)
-            for name, schema in tool.input_schema.get("properties", {}).items()
+            for name, schema in properties.items()
         },
     )
     return ToolEndpoint(config)
