@@ -73,7 +73,11 @@ async def run_direct(call: Coroutine[Any, Any, T], context: DirectContext) -> Co
     try:
         value = await InOwnContext(call)
     except BaseException as error:
-        if watch.end_limit() and limit_s is not None and isinstance(error, CancelledError):
+        if (
+            watch.end_limit()
+            and limit_s is not None
+            and isinstance(error, CancelledError | TimeoutError)  # some libraries convert it
+        ):
             return Failed(call_timeout(limit_s))
         return Failed(failure_of(error))
     watch.end_limit()

@@ -155,7 +155,7 @@ def _ended_by(
     match error:
         case Suspend():
             return _suspended(run)
-        case asyncio.CancelledError() if late_s is not None:
+        case asyncio.CancelledError() | TimeoutError() if late_s is not None:
             return Failed(call_timeout(late_s))
         case asyncio.CancelledError() if _was_enforced(run):
             return _suspended(run)

@@ -77,6 +77,21 @@ async def many_errors() -> str:
         raise ValueError("one of them")
 
 
+@tool
+async def converts() -> None:
+    """Wait as libraries do that raise TimeoutError instead of a cancellation."""
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        raise TimeoutError from None
+
+
+@tool
+async def converts_with_context(ctx: Context) -> None:
+    """Wait likewise, with a context."""
+    await converts()
+
+
 tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 
@@ -186,6 +201,13 @@ async def test_a_call_ends_at_its_deadline(limit_s: float) -> None:
         assert late["isError"]
         assert f"{limit_s:g} s (limits.call_timeout_s)" in late["content"][0]["text"]
         assert await mcp.text("slow", {"seconds": 0}) == "slept"
+
+
+@pytest.mark.parametrize("function", [converts, converts_with_context])
+async def test_a_deadline_is_one_also_where_its_cancellation_is_converted(function: Any) -> None:
+    async with client(gateway(function, limits={"call_timeout_s": 0.05})) as mcp:
+        late = await mcp.call(function.__name__)
+        assert "(limits.call_timeout_s)" in late["content"][0]["text"]
 
 
 @pytest.mark.parametrize(
