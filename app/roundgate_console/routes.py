@@ -74,7 +74,7 @@ def make_console(
 def _load_pages() -> Iterator[ConsolePage]:
     for name, entry in entries("roundgate.pages").items():
         try:
-            page: Page = entry.load()
+            page: ConsolePage = entry.load()
         except Exception as error:  # a page of another package must not end the gateway
             fields = {"page": name, "module": entry.module}
             log.error("cannot load a page of the console", exc_info=error, extra={"fields": fields})
