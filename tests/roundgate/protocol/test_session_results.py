@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from roundgate.protocol.v2025 import REVISIONS
+from roundgate.protocol.v2025.asking import request_params
 from roundgate.protocol.v2025.results import RESULT_FORMATS
 
 EVERY = pytest.mark.parametrize("version", RESULT_FORMATS)
@@ -95,3 +97,12 @@ def test_members_of_later_revisions_do_not_pass() -> None:
     ):
         entries = RESULT_FORMATS[version].entries("tools", json.dumps(tool).encode())
         assert json.loads(entries).keys() == tool.keys() - later
+
+
+def test_a_choice_without_values_is_asked_in_2025_06_18_as_text() -> None:
+    form = {"properties": {"one": {"type": "string", "oneOf": []}}}
+    params = request_params(
+        REVISIONS["2025-06-18"], "elicitation/create", {"requestedSchema": form}, None
+    )
+    asked = params["requestedSchema"]["properties"]["one"]
+    assert asked == {"type": "string"}

@@ -56,7 +56,7 @@ def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
     """Return a field in the form of 2025-06-18. A multiple choice, which that revision lacks,
     becomes text with commas between the values."""
     plain = dict(field)
-    if "oneOf" in plain:
+    if plain.get("oneOf"):
         plain["enum"], plain["enumNames"] = map(list, zip(*choices(plain), strict=True))
     kind = plain.get("type", "string")
     if kind not in _FIELD:
