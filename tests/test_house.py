@@ -37,6 +37,7 @@ HOUSE = {
     "files of a retry": 39,
     "files of a task": 69,
     "modules of a served gateway": 164,
+    "gateway modules that other packages use": 98,
     "layers": 18,
     "modules in circles": 3,
     "names with two classes": 7,
@@ -57,6 +58,17 @@ def test_lines_of_a_package(package: str) -> None:
 
 def test_layers() -> None:
     measured("layers", len(LAYERS))
+
+
+def test_modules_of_the_gateway_that_other_packages_use() -> None:
+    used = {
+        imported
+        for name, tree in modules().items()
+        if name.startswith("roundgate_")
+        for imported in imports(tree)
+        if imported.startswith("roundgate.")
+    }
+    measured("gateway modules that other packages use", len(used), sorted(used))
 
 
 def test_modules_that_import_each_other() -> None:
