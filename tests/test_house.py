@@ -28,7 +28,7 @@ from tests.support.task_client import TaskClient
 from tests.test_layering import APP, LAYERS, imports, loaded_by_a_served_gateway, modules
 
 HOUSE = {
-    "lines of roundgate": 82_988,
+    "lines of roundgate": 83_025,
     "lines of roundgate_aws": 6_032,
     "lines of roundgate_console": 3_425,
     "lines of roundgate_testing": 8_183,
@@ -39,7 +39,7 @@ HOUSE = {
     "modules of a served gateway": 164,
     "gateway modules that other packages use": 98,
     "layers": 18,
-    "modules in circles": 3,
+    "modules in circles": 0,
     "names with two classes": 7,
     "functions of more than 60 lines": 6,
 }

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.exchange import request_headers
-
-if TYPE_CHECKING:
-    from roundgate.http.connections import BoundedConnection
 
 STATE: Final = "roundgate.connection"
 """The key of the connection in the state of an ASGI scope."""
@@ -29,6 +26,19 @@ Interruption: TypeAlias = TransportError | Unavailable | Literal["disconnect"]
 _BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
+class RequestObserver(Protocol):
+    """The connection of a request (`connections.BoundedConnection`)."""
+
+    head_bytes: int
+
+    def request_began(self, request: ArrivingRequest) -> None: ...
+    def body_received(self) -> None: ...
+    def request_arrived(self) -> None: ...
+    def request_ended(self) -> None: ...
+    def hold(self, size: int) -> None: ...
+    def written(self) -> None: ...
+
+
 class ConnectionMiddleware:
     """Reports the progress of each request to its connection (`connections`)."""
 
@@ -36,7 +46,7 @@ class ConnectionMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection: BoundedConnection | None = scope.get("state", {}).get(STATE)
+        connection: RequestObserver | None = scope.get("state", {}).get(STATE)
         if connection is None:  # lifespan
             await self._app(scope, receive, send)
             return
@@ -55,7 +65,7 @@ class ArrivingRequest:
 
     def __init__(
         self,
-        connection: BoundedConnection,
+        connection: RequestObserver,
         scope: Scope,
         receive: Receive,
         send: Send,

@@ -22,29 +22,24 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from roundgate.auth import LOCAL, Principal
 from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.errors import RateExceeded
-from roundgate.methods.rounds import Reply, RequestContext, Response
+from roundgate.methods.rounds import RequestContext, Response
 from roundgate.net.addresses import client_address
 from roundgate.observability.metrics import Metrics
-from roundgate.protocol import CallToolParams, ListParams, Params
+from roundgate.protocol import Params
 from roundgate.settings import CallLimits, RateConfig
 from roundgate.storage import SessionStore
 from roundgate.storage.rates import Buckets, Caller, LocalBuckets, Quota, SharedBuckets
-
-if TYPE_CHECKING:
-    from roundgate.methods.parts import Kit, Method, Tools
 
 P = TypeVar("P", bound=Params)
 R = TypeVar("R", bound=Response)
@@ -330,53 +325,6 @@ class ConfiguredLimits:
             fields = {"row": limit.name, "limit": error.limit, **names}
             log.warning("a caller makes too many calls", extra={"fields": fields})
         return error
-
-
-class LimitedTools:
-    """Tools whose calls count."""
-
-    def __init__(self, tools: Tools, limits: ConfiguredLimits, catalog: Catalog) -> None:
-        self._tools = tools
-        self._limits = limits
-        self._served = catalog.tools
-        self._limits_of_tools = limits.of_tools(catalog)
-
-    async def list(self, context: RequestContext, params: ListParams) -> Reply:
-        """Serve tools/list."""
-        return await self._tools.list(context, params)
-
-    def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
-        """Serve tools/call."""
-        if params.name in self._served:  # any other name would make the metrics grow
-            context.correlation.tool = params.name
-        limits_of_tool = self._limits_of_tools.get(params.name, ())
-        return self._limits.serve(context, params, self._tools.call, limits_of_tool, params.name)
-
-
-def limited_tools(tools: Tools, kit: Kit) -> Tools:
-    """Return the tools, with calls that count if the configuration limits any."""
-    return tools if kit.limits is None else LimitedTools(tools, kit.limits, kit.catalog)
-
-
-def limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str, Method[Any]]:
-    """Return the table of methods, with requests that count if the configuration limits any."""
-    if kit.limits is None:
-        return table
-    limited = {
-        name: replace(method, serve=partial(_serve, kit.limits, method.serve))
-        for name, method in table.items()
-        if method.counts
-    }
-    return {**table, **limited}
-
-
-async def _serve(
-    limits: ConfiguredLimits,
-    serve: Callable[[RequestContext, P], Awaitable[Response]],
-    context: RequestContext,
-    params: P,
-) -> Response:
-    return await limits.serve(context, params, serve)
 
 
 def _leave(limits: Sequence[Limit], caller: Caller) -> None:

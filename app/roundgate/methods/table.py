@@ -3,8 +3,11 @@ requires. The table of the revision has the params that `Mcp-Name` mirrors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from roundgate.backends import Catalog, Fallback
 from roundgate.config import GatewayConfig
@@ -17,14 +20,24 @@ from roundgate.methods.prompts_and_resources import (
     PromptMethods,
     ResourceMethods,
 )
-from roundgate.methods.rates import limited_methods, limited_tools
-from roundgate.methods.rounds import Calls, Reply, RequestContext
+from roundgate.methods.rates import ConfiguredLimits
+from roundgate.methods.rounds import Calls, Reply, RequestContext, Response
 from roundgate.methods.subscriptions import SubscriptionMethods
 from roundgate.methods.tools import ToolMethods
-from roundgate.protocol import SUPPORTED_VERSIONS, ResultFormat, params, without_none
+from roundgate.protocol import (
+    SUPPORTED_VERSIONS,
+    CallToolParams,
+    ListParams,
+    Params,
+    ResultFormat,
+    params,
+    without_none,
+)
 from roundgate.replay import LongTexts
 from roundgate.settings import ServerConfig
 from roundgate.tasks import Life
+
+P = TypeVar("P", bound=Params)
 
 
 def make_methods(
@@ -171,3 +184,50 @@ def server_info(server: ServerConfig) -> dict[str, Any]:
         title=server.title, description=server.description, websiteUrl=server.website_url
     )
     return {"name": server.name, "version": server.version, **optional}
+
+
+class LimitedTools:
+    """Tools whose calls count."""
+
+    def __init__(self, tools: Tools, limits: ConfiguredLimits, catalog: Catalog) -> None:
+        self._tools = tools
+        self._limits = limits
+        self._served = catalog.tools
+        self._limits_of_tools = limits.of_tools(catalog)
+
+    async def list(self, context: RequestContext, params: ListParams) -> Reply:
+        """Serve tools/list."""
+        return await self._tools.list(context, params)
+
+    def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
+        """Serve tools/call."""
+        if params.name in self._served:  # any other name would make the metrics grow
+            context.correlation.tool = params.name
+        limits_of_tool = self._limits_of_tools.get(params.name, ())
+        return self._limits.serve(context, params, self._tools.call, limits_of_tool, params.name)
+
+
+def limited_tools(tools: Tools, kit: Kit) -> Tools:
+    """Return the tools, with calls that count if the configuration limits any."""
+    return tools if kit.limits is None else LimitedTools(tools, kit.limits, kit.catalog)
+
+
+def limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str, Method[Any]]:
+    """Return the table of methods, with requests that count if the configuration limits any."""
+    if kit.limits is None:
+        return table
+    limited = {
+        name: replace(method, serve=partial(_serve, kit.limits, method.serve))
+        for name, method in table.items()
+        if method.counts
+    }
+    return {**table, **limited}
+
+
+async def _serve(
+    limits: ConfiguredLimits,
+    serve: Callable[[RequestContext, P], Awaitable[Response]],
+    context: RequestContext,
+    params: P,
+) -> Response:
+    return await limits.serve(context, params, serve)

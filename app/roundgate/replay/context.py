@@ -26,7 +26,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, overload
+from typing import Any, Final, NoReturn, Protocol, TypeVar, overload
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -35,7 +35,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
 from roundgate.json import fresh
-from roundgate.protocol import LOG_LEVELS, PromptMessage, notifications, without_none
+from roundgate.protocol import LOG_LEVELS, Meta, PromptMessage, notifications, without_none
 from roundgate.replay import asking, remembered, steps, waiting
 from roundgate.replay.branches import Branch, here, inside
 from roundgate.replay.driving import item_branches, side_by_side
@@ -51,12 +51,9 @@ from roundgate.replay.questions import (
     Sampled,
     Url,
 )
-from roundgate.replay.run import Call, Run
+from roundgate.replay.run import Call, Notify, Run
 from roundgate.replay.steps import MAX_INTERVAL_S, RetryIf, StepOptions
 from roundgate.replay.waiting import TimeLimit
-
-if TYPE_CHECKING:
-    from roundgate.replay.direct import DirectContext
 
 I = TypeVar("I")  # noqa: E741  # an item
 M = TypeVar("M", bound=BaseModel)
@@ -680,9 +677,18 @@ class Context(CallFacts):
         await self._call.publish(notifications.RESOURCE_UPDATED, uri)
 
 
-async def log_to_client(
-    call: Call | DirectContext, level: str, data: Any, logger: str | None
-) -> None:
+class Notifying(Protocol):
+    """The facts of a call that decide where its log messages go."""
+
+    @property
+    def task_id(self) -> str | None: ...
+    @property
+    def meta(self) -> Meta: ...
+    @property
+    def notify(self) -> Notify | None: ...
+
+
+async def log_to_client(call: Notifying, level: str, data: Any, logger: str | None) -> None:
     """Serve `Context.log` for a call."""
     if level not in LOG_LEVELS:
         raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")

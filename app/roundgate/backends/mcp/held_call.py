@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ from roundgate.client.connection import Connection
 from roundgate.client.link import Link
 from roundgate.client.messages import Listener
 from roundgate.client.types import Json
+from roundgate.clock import Clock
 from roundgate.errors import (
     BackendError,
     ClientError,
@@ -43,9 +44,6 @@ from roundgate.errors import (
     Unavailable,
 )
 from roundgate.replay import Context, Raw
-
-if TYPE_CHECKING:  # each needs the other
-    from roundgate.backends.mcp.held import HeldCalls
 
 SETTLE_S: Final = 0.05
 """Seconds after a question in which further questions join its round."""
@@ -84,11 +82,26 @@ UNHELD: Final = (
 log = logging.getLogger("roundgate.backends")
 
 
+class Holder(Protocol):
+    """The calls of one server in this process (`held.HeldCalls`)."""
+
+    server: str
+    clock: Clock
+    can_hold: bool
+    convert_error: Callable[[ClientError], BackendError]
+
+    def expire_later(self, context: Context, questions: Json) -> None: ...
+    def has_room(self, call: HeldCall) -> bool: ...
+    def hold(self, call: HeldCall) -> None: ...
+    def forget(self, call: HeldCall) -> None: ...
+    async def return_session(self, call: HeldCall, *, is_clean: bool) -> None: ...
+
+
 @dataclass(eq=False)
 class HeldCall:
     """A call, from its request to its result."""
 
-    calls: HeldCalls
+    calls: Holder
     context: Context
     owner: str
     connection: Connection
