@@ -250,8 +250,8 @@ def _check_fixed(place: str, fixed: Mapping[str, str], arguments: Collection[str
     for name, value in fixed.items():
         if named := sorted({*PATH_VARIABLE.findall(value)} & {*arguments}):
             raise ValueError(
-                f"{place} {name!r} is fixed, and {{{named[0]}}} would be sent unchanged; remove it, and give the"
-                f" argument `in: {place}` and `as: {name}`"
+                f"{place} {name!r} is fixed, and {{{named[0]}}} would be sent unchanged; remove it. With"
+                f" `kind: http` an argument is sent there if it has `in: {place}` and `as: {name}`"
             )
 
 
