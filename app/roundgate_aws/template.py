@@ -113,7 +113,7 @@ class StackTemplate:
         """Return a function, with the properties in `Globals`."""
         own, shared = (
             self.properties(resource),
-            self.value(self.source["Globals"]["TemplateFunction"]),
+            self.value(self.source["Globals"]["Function"]),
         )
         variables = {**_variables(shared), **_variables(own)}
         return TemplateFunction(
