@@ -1,7 +1,7 @@
 """The parts that other packages add to the gateway and its command line, as entry points.
 
 roundgate.commands     a module with `declare(commands)`, by the name of a command (`roundgate.cli`)
-roundgate.pages        a page of the console, by its name (`roundgate_console.frame.Page`)
+roundgate.pages        a page of the console, by its name (`roundgate_console.frame.ConsolePage`)
 roundgate.extensions   a function, by a name that the gateway knows
 """
 

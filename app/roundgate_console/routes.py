@@ -3,9 +3,10 @@ layer."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.middleware import Middleware
@@ -21,8 +22,10 @@ from roundgate.runtime.startup import make_ring
 from roundgate.settings import ConsoleConfig, Settings
 from roundgate_console import signing_in
 from roundgate_console.access import ConsoleAccess
-from roundgate_console.frame import Console, ConsolePage, log
+from roundgate_console.frame import Console, ConsolePage
 from roundgate_console.sessions import OperatorSessions
+
+log: Final = logging.getLogger("roundgate.console")
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from roundgate_console.frame import Console, Page
+from roundgate_console.frame import Console, ConsolePage
 
 
 def make_router(console: Console) -> APIRouter:
@@ -260,7 +260,7 @@ def make_router(console: Console) -> APIRouter:
     return console.page_router({"GET /forecast": page})
 
 
-PAGE = Page("/forecast", "Forecast", make_router, templates=Path(__file__).parent)
+PAGE = ConsolePage("/forecast", "Forecast", make_router, templates=Path(__file__).parent)
 '''
 
 

@@ -205,7 +205,8 @@ def _uses(module: str) -> Iterator[tuple[str, str]]:
             case ast.Attribute(
                 attr=method, value=ast.Attribute(value=ast.Name("stores"), attr=name)
             ):
-                yield {"tasks": "_store", "once": "_once", "queue": "_queue"}[name], method
+                if name != "facts":
+                    yield {"tasks": "_store", "once": "_once", "queue": "_queue"}[name], method
 
 
 def _methods(

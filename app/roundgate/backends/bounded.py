@@ -45,7 +45,7 @@ _CURSOR: Final = re.compile(
 
 
 class KeptTexts(Struct, frozen=True):
-    """Long texts in the store (`roundgate.replay.Texts`)."""
+    """Long texts in the store (`roundgate.replay.LongTexts`)."""
 
     _rows_of: Callable[[Principal], CountedRows]
     clock: Clock

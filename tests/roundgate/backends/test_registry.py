@@ -45,7 +45,7 @@ ENTRY = """
 import sys
 from types import MappingProxyType
 from roundgate.backends import registry
-registry.KINDS = MappingProxyType({**registry.KINDS, "echo": registry.Kind("echo:EchoConfig", "echo:Echo")})
+registry.KINDS = MappingProxyType({**registry.KINDS, "echo": registry.BackendKind("echo:EchoConfig", "echo:Echo")})
 from roundgate.cli import main
 sys.exit(main())
 """

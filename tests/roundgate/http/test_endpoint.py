@@ -262,7 +262,7 @@ async def test_an_exception_of_our_own_making_is_an_internal_error_that_tells_no
     def fails(*_: object) -> None:
         raise LookupError("a fault of ours")
 
-    monkeypatch.setattr("roundgate.methods.parts.Results.tool", fails)
+    monkeypatch.setattr("roundgate.methods.parts.Replies.tool", fails)
     async with client(gateway(echo_any)) as mcp:
         params = {"name": "echo_any", "arguments": {"value": 1}}
         status, error = await mcp.error("tools/call", params)

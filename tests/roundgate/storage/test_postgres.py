@@ -65,12 +65,12 @@ _CLAIM = """
 import asyncio, sys
 from roundgate.clock import Clock
 from roundgate.storage.once import OnceStore
-from roundgate.storage.postgres import Database, PostgresSessions
+from roundgate.storage.postgres import PostgresDatabase, PostgresSessions
 
 url, token_id, claims, me = sys.argv[1:]
 
 async def main():
-    sessions = PostgresSessions(Database(url), Clock())
+    sessions = PostgresSessions(PostgresDatabase(url), Clock())
     store = OnceStore(sessions)
     await store.read(token_id)  # connected
     print("ready", flush=True)

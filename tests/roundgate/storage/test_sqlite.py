@@ -33,12 +33,12 @@ import asyncio, sys, time
 from pathlib import Path
 from roundgate.clock import Clock
 from roundgate.storage.once import OnceStore
-from roundgate.storage.sqlite import Database, SqliteSessions
+from roundgate.storage.sqlite import SqliteDatabase, SqliteSessions
 
 path, token_id, claims, me = sys.argv[1:]
 
 async def main():
-    sessions = SqliteSessions(Database(Path(path)), Clock())
+    sessions = SqliteSessions(SqliteDatabase(Path(path)), Clock())
     store = OnceStore(sessions)
     print("ready", flush=True)
     sys.stdin.readline()  # all begin at once

@@ -196,7 +196,7 @@ async def test_healthz_says_it(path: Path) -> None:
         assert (health["status"], "store" in health) == ("ok", False)
         stores = app.state.core.stores
         await stores.tasks.count_open("owner", 1)
-        assert (await mcp.http.get("/healthz")).json()["store"] == stores.id()
+        assert (await mcp.http.get("/healthz")).json()["store"] == stores.facts.id()
         delete_all(path)
         health = (await mcp.http.get("/healthz")).json()
         assert health["status"] == "degraded"

@@ -257,7 +257,7 @@ async def test_a_look_is_one_read(costs: Costs) -> None:
 async def test_the_answers_to_everything_are_a_read_a_write_and_a_message(costs: Costs) -> None:
     ref = await costs.asking()
     answered = costs.shop.answer(ref, first=accept(go=True), second=accept(go=True))
-    assert await costs.counts.of(answered) == (["answer"], 2, 1)
+    assert await costs.counts.of(answered) == (["take_answers"], 2, 1)
 
 
 @pytest.mark.parametrize("state", ["waiting for a worker", "asking", "over"])
@@ -281,7 +281,7 @@ async def test_a_cancellation_with_a_job_to_cancel_is_a_message_more(costs: Cost
 async def test_some_answers_are_a_read_a_write_and_no_message(costs: Costs) -> None:
     ref = await costs.asking()
     store, under, messages = await costs.counts.of(costs.shop.answer(ref, first=accept(go=True)))
-    assert (store, under, messages) == (["answer"], 2, 0)
+    assert (store, under, messages) == (["take_answers"], 2, 0)
 
 
 async def test_more_answers_than_were_asked_for_cost_what_the_right_ones_cost(costs: Costs) -> None:
@@ -290,7 +290,7 @@ async def test_more_answers_than_were_asked_for_cost_what_the_right_ones_cost(co
         ref, **{key: accept(go=True) for key in ("first", "second", "third")}
     )
     store, under, messages = await costs.counts.of(answered)
-    assert (store, under, messages) == (["answer"], 2, 1)
+    assert (store, under, messages) == (["take_answers"], 2, 1)
 
 
 async def test_a_turn_is_a_read_and_two_writes(costs: Costs) -> None:
@@ -300,7 +300,7 @@ async def test_a_turn_is_a_read_and_two_writes(costs: Costs) -> None:
 
 async def test_a_turn_that_asks_is_a_read_and_two_writes(costs: Costs) -> None:
     ref = await costs.shop.begin("ask")
-    assert await costs.counts.of(costs.shop.worker.work(ref)) == (["claim", "suspend"], 3, 0)
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (["claim", "suspend_task"], 3, 0)
 
 
 async def test_a_turn_after_which_it_goes_on_sends_a_message(costs: Costs) -> None:

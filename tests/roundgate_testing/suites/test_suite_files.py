@@ -190,7 +190,7 @@ class TestSchema:
         suites.load(path)
 
     def test_it_has_every_field_by_the_word_of_the_file(self, schema: dict[str, Any]) -> None:
-        fields = set(schema["$defs"]["Step"]["properties"])
+        fields = set(schema["$defs"]["SuiteStep"]["properties"])
         assert set(ACTIONS) | set().union(*ACTIONS.values()) == fields
 
     @pytest.mark.parametrize(
