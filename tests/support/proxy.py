@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from roundgate_aws.machine import reserved_port
+
 
 class Way(Enum):
     """What becomes of what is sent."""
@@ -41,6 +43,7 @@ class Proxy:
         self._opened = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
+        self._held = reserved_port()  # or another process gets it while nothing listens
         self._port = 0
 
     @property
@@ -53,6 +56,7 @@ class Proxy:
         self._do(self._turn(way))
 
     def __enter__(self) -> Proxy:
+        self._port = self._held.__enter__()
         self._thread.start()
         self._do(self._turn(Way.OPEN))
         return self
@@ -68,6 +72,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._held.__exit__(kind, error, trace)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -83,7 +88,6 @@ class Proxy:
             self._server = await asyncio.start_server(
                 self._connected, "127.0.0.1", self._port, backlog=1_000
             )
-            self._port = self._server.sockets[0].getsockname()[1]
         self._opened.clear() if way is Way.SILENT else self._opened.set()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
