@@ -17,9 +17,13 @@ DIGESTS = Digests(Key(b"thirty-two bytes, known to a few"))
 
 
 def records(directory: Path, *events: str) -> list[dict[str, Any]]:
-    """The records in a directory, by time; of these events alone, if any are named."""
+    """The records in a directory, by time, those of a chain in its order; of these events alone, if any are named."""
     found = [json.loads(line.data) for line in lines_of(files_of([directory]))]
-    found.sort(key=lambda record: record["at"])
+    latest: dict[str, str] = {}
+    for record in found:  # a call may have begun before its chain
+        latest[record["chain"]] = max(record["at"], latest.get(record["chain"], ""))
+        record["by"] = latest[record["chain"]]
+    found.sort(key=lambda record: str(record.pop("by")))
     return [record for record in found if not events or record["event"] in events]
 
 
