@@ -14,9 +14,14 @@ from roundgate.errors import UsageError
 
 
 def entries(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by their names, sorted. They are not loaded."""
-    found = sorted(entry_points(group=group), key=lambda entry: entry.name)
+    """Return the entry points of a group by their names, sorted. They are not loaded. Of several
+    with one name, that of this distribution counts."""
+    found = sorted(entry_points(group=group), key=lambda entry: (entry.name, _is_own(entry)))
     return {entry.name: entry for entry in found}
+
+
+def _is_own(entry: EntryPoint) -> bool:
+    return entry.dist is not None and entry.dist.name == "roundgate"
 
 
 def load_extension(name: str) -> Any:

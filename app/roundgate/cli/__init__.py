@@ -86,7 +86,8 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)
     added = {} if command in COMMANDS else entries("roundgate.commands")
-    modules = COMMANDS | {name: entry.module for name, entry in added.items()}
+    others = {name: entry.module for name, entry in added.items() if name not in COMMANDS}
+    modules = COMMANDS | others
     chosen = [modules[command]] if command in modules else modules.values()
     for module in dict.fromkeys([] if command == "--version" else chosen):
         try:

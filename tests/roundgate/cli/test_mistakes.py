@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from roundgate.cli import main
+from roundgate.extensions import load_extension
+from roundgate_console.routes import make_console
 
 HEAD = "from roundgate import Context, prompt, resource, tool\n"
 PYTHON = "backends:\n  - kind: python\n    name: t\n    path: tools.py\n"
@@ -319,3 +321,20 @@ def test_a_command_of_another_package_that_cannot_be_imported_leaves_the_others(
     said = capsys.readouterr()
     assert (ended.value.code, "serve" in said.out) == (0, True)
     assert said.err.startswith("roundgate: nowhere.to_find adds no command: No module named")
+
+
+def test_a_package_replaces_no_command_or_page_of_the_gateway(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "zzz-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: zzz\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
+        "[roundgate.commands]\nserve = nowhere.to_find\ndeploy = nowhere.to_find\n"
+        "[roundgate.extensions]\nconsole = nowhere:to_find\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_extension("console") is make_console
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert (ended.value.code, capsys.readouterr().err) == (0, "")
