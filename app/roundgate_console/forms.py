@@ -177,7 +177,7 @@ class AskedForm:
 
     @property
     def is_page(self) -> bool:
-        """Whether the question is answered on a page of a service."""
+        """Return whether the question is answered on a page of a service."""
         return self.question.kind is Kind.URL
 
 

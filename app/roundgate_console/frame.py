@@ -149,7 +149,7 @@ class Console:
 
     @property
     def shows_values(self) -> bool:
-        """Whether pages show the arguments, answers and results of calls."""
+        """Return whether pages show the arguments, answers and results of calls."""
         return self.settings.show_values
 
     async def authenticate(self, authorization: bytes | None) -> Principal:

@@ -62,7 +62,7 @@ class _Pages:
 
     @property
     def _takes_tokens(self) -> bool:
-        """Whether a token starts a session; otherwise only a link does."""
+        """Return whether a token starts a session; otherwise only a link does."""
         return self._console.config.auth != "none"
 
     # signing in

@@ -22,11 +22,11 @@ class Room(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no answer waits."""
+        """Return whether no answer waits."""
 
     @property
     def has_room(self) -> bool:
-        """Whether the caller may cause further answers. Safe in any thread."""
+        """Return whether the caller may cause further answers. Safe in any thread."""
 
     async def wait(self) -> None:
         """Wait until the caller may cause further answers; raise AnswersUnread after a while."""

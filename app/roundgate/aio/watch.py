@@ -57,7 +57,7 @@ class TaskWatch:
 
     @property
     def is_of_this_task(self) -> bool:
-        """Whether the current task runs the block."""
+        """Return whether the current task runs the block."""
         return self._watched is asyncio.current_task()
 
     def limit(self, limit_s: float) -> None:

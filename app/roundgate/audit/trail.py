@@ -95,7 +95,7 @@ class Trail:
 
     @property
     def refuses(self) -> bool:
-        """Whether events that must have a record are refused now."""
+        """Return whether events that must have a record are refused now."""
         return self._refuses and self.trouble is not None
 
     # events of a call

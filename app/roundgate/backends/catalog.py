@@ -382,7 +382,7 @@ class Catalog(Struct, frozen=True, dict=True):
 
     @property
     def can_complete(self) -> bool:
-        """Whether any argument has completions."""
+        """Return whether any argument has completions."""
         everything: Iterable[Prompt | Resource] = (*self.prompts.values(), *self._resources())
         return any(item.complete for item in everything)
 

@@ -142,7 +142,7 @@ class Job(Protocol):
 
     @property
     def has_result(self) -> bool:
-        """Whether the result must be fetched; otherwise the last poll's answer holds it."""
+        """Return whether the result must be fetched; otherwise the last poll's answer holds it."""
 
     async def start(self) -> Any:
         """Start the job; return the service's answer as JSON.
@@ -160,11 +160,12 @@ class Job(Protocol):
 
     @property
     def is_cancellable(self) -> bool:
-        """Whether the service can cancel the job."""
+        """Return whether the service can cancel the job."""
 
     @property
     def starts_once(self) -> bool:
-        """Whether the service recognizes a repeated start, so that two starts make only one job."""
+        """Return whether the service recognizes a repeated start, so that two starts make only one
+        job."""
 
     async def cancel(self, values: Mapping[str, str]) -> bool:
         """Cancel the job; safe to repeat. Return `False` if there is nothing to cancel.

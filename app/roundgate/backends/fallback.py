@@ -89,7 +89,7 @@ class Fallback(Struct, frozen=True):
 
     @property
     def is_on(self) -> bool:
-        """Whether any tool has a substitute."""
+        """Return whether any tool has a substitute."""
         return bool(self.in_words or self.waiting or self.with_handles)
 
 

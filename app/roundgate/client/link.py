@@ -276,7 +276,7 @@ class Link:
 
     @property
     def can_detach(self) -> bool:
-        """Whether another process can continue the running request to an older server."""
+        """Return whether another process can continue the running request to an older server."""
         return bool(self.pending) and self.pending[-1].is_kept and self.session_id is not None
 
     def detach(self, open_ids: Collection[str | int]) -> Position | None:
@@ -455,7 +455,7 @@ class SessionStream:
 
     @property
     def is_open(self) -> bool:
-        """Whether the stream is being read or will be reopened."""
+        """Return whether the stream is being read or will be reopened."""
         return self._reading is not None and not self._reading.done()
 
     async def open(self) -> None:

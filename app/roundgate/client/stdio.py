@@ -172,7 +172,7 @@ class StdioLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether the process runs."""
+        """Return whether the process runs."""
         return self._process is not None and not self.ended.is_set()
 
     async def open(self) -> None:

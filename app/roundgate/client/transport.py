@@ -111,8 +111,8 @@ class Url(Struct, frozen=True):
 
     @property
     def is_confidential(self) -> bool:
-        """Whether requests cannot be read on the network: the scheme is https, or the host is this
-        machine by a usual name. Credentials are not sent to other spellings of loopback."""
+        """Return whether requests cannot be read on the network: the scheme is https, or the host
+        is this machine by a usual name. Credentials are not sent to other spellings of loopback."""
         return self.scheme == "https" or self.host in ("localhost", "127.0.0.1", "::1")
 
     def __str__(self) -> str:

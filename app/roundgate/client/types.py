@@ -105,12 +105,12 @@ class ServerInfo:
 
     @property
     def is_modern(self) -> bool:
-        """Whether the negotiated revision has no sessions (2026-07-28 and later)."""
+        """Return whether the negotiated revision has no sessions (2026-07-28 and later)."""
         return is_modern(self.protocol_version)
 
     @property
     def has_tasks(self) -> bool:
-        """Whether the server supports the extension for tasks (`TASKS`)."""
+        """Return whether the server supports the extension for tasks (`TASKS`)."""
         extensions = self.capabilities.get("extensions")
         tasks = extensions.get(TASKS) if isinstance(extensions, dict) else None
         return isinstance(tasks, dict)
@@ -147,7 +147,7 @@ class Tool:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether the server declares the tool read-only or idempotent."""
+        """Return whether the server declares the tool read-only or idempotent."""
         hints = ("readOnlyHint", "idempotentHint")
         return any(self.annotations.get(hint) is True for hint in hints)
 
@@ -333,8 +333,8 @@ class TaskState:
 
     @property
     def lacks_outcome(self) -> bool:
-        """Whether the task ended and its outcome must be requested, because `CreateTaskResult` does
-        not contain it."""
+        """Return whether the task ended and its outcome must be requested, because
+        `CreateTaskResult` does not contain it."""
         return self.is_over and self.status != "cancelled" and self.result is self.error is None
 
     @classmethod

@@ -131,7 +131,7 @@ class ArrivingRequest:
 
     @property
     def lacks_response(self) -> bool:
-        """Whether the client is gone, and the app has not begun a response."""
+        """Return whether the client is gone, and the app has not begun a response."""
         return self._interruption == "disconnect" and not self._has_answered
 
     async def finish(self) -> None:

@@ -81,7 +81,7 @@ class UnreadAnswers:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request and no result needs to wait for its turn."""
+        """Return whether no request and no result needs to wait for its turn."""
         return not (self._readers or self._requests)
 
     def add(self, reader: ReadingClient) -> None:

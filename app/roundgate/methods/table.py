@@ -3,9 +3,9 @@ requires. The table of the revision has the params that `Mcp-Name` mirrors."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,14 +21,13 @@ from roundgate.methods.prompts_and_resources import (
     ResourceMethods,
 )
 from roundgate.methods.rates import ConfiguredLimits
-from roundgate.methods.rounds import Calls, Reply, RequestContext, Response
+from roundgate.methods.rounds import Calls, Reply, RequestContext
 from roundgate.methods.subscriptions import SubscriptionMethods
 from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import (
     SUPPORTED_VERSIONS,
     CallToolParams,
     ListParams,
-    Params,
     ResultFormat,
     params,
     without_none,
@@ -36,8 +35,6 @@ from roundgate.protocol import (
 from roundgate.replay import LongTexts
 from roundgate.settings import ServerConfig
 from roundgate.tasks import Life
-
-P = TypeVar("P", bound=Params)
 
 
 def make_methods(
@@ -101,13 +98,13 @@ def _table(kit: Kit) -> Mapping[str, Method[Any]]:
     }
     for extension in EXTENSIONS:
         table |= extension.methods(kit)
-    return limited_methods(table, kit)
+    return _limited_methods(table, kit)
 
 
 def _tools(kit: Kit) -> Tools:
     """Return the methods of tools, with substitutes for clients that lack capabilities, and with
     the changes of extensions."""
-    tools = limited_tools(ToolMethods(kit), kit)
+    tools = _limited_tools(ToolMethods(kit), kit)
     fallback = Fallback.of(kit.catalog, kit.config.fallback)
     if fallback.is_on:
         from roundgate.methods.fallback import FallbackTools
@@ -186,7 +183,7 @@ def server_info(server: ServerConfig) -> dict[str, Any]:
     return {"name": server.name, "version": server.version, **optional}
 
 
-class LimitedTools:
+class _LimitedTools:
     """Tools whose calls count."""
 
     def __init__(self, tools: Tools, limits: ConfiguredLimits, catalog: Catalog) -> None:
@@ -207,27 +204,18 @@ class LimitedTools:
         return self._limits.serve(context, params, self._tools.call, limits_of_tool, params.name)
 
 
-def limited_tools(tools: Tools, kit: Kit) -> Tools:
+def _limited_tools(tools: Tools, kit: Kit) -> Tools:
     """Return the tools, with calls that count if the configuration limits any."""
-    return tools if kit.limits is None else LimitedTools(tools, kit.limits, kit.catalog)
+    return tools if kit.limits is None else _LimitedTools(tools, kit.limits, kit.catalog)
 
 
-def limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str, Method[Any]]:
+def _limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str, Method[Any]]:
     """Return the table of methods, with requests that count if the configuration limits any."""
     if kit.limits is None:
         return table
     limited = {
-        name: replace(method, serve=partial(_serve, kit.limits, method.serve))
+        name: replace(method, serve=partial(kit.limits.serve, serve=method.serve))
         for name, method in table.items()
         if method.counts
     }
     return {**table, **limited}
-
-
-async def _serve(
-    limits: ConfiguredLimits,
-    serve: Callable[[RequestContext, P], Awaitable[Response]],
-    context: RequestContext,
-    params: P,
-) -> Response:
-    return await limits.serve(context, params, serve)

@@ -128,7 +128,7 @@ class CallMatch(Model):
 
     @property
     def asks_for_callers(self) -> bool:
-        """Whether the rule applies to some callers only."""
+        """Return whether the rule applies to some callers only."""
         return bool(self.claims) or any((self.subject, self.client, self.scope))
 
 

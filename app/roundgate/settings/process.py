@@ -191,7 +191,8 @@ class Settings:
 
     @property
     def names_state_keys(self) -> bool:
-        """Whether a variable names the state keys; otherwise a file on this machine has them."""
+        """Return whether a variable names the state keys; otherwise a file on this machine has
+        them."""
         return any((self.state_keys, self.state_keys_secret, self.state_keys_kms))
 
     @property
@@ -205,14 +206,14 @@ class Settings:
 
     @property
     def works(self) -> bool:
-        """Whether the serving process also runs tasks."""
+        """Return whether the serving process also runs tasks."""
         return self.worker == "on" or (
             self.worker == "auto" and self.queue == "local" and not self.on_lambda
         )
 
     @property
     def streams(self) -> bool:
-        """Whether subscriptions/listen is advertised and served."""
+        """Return whether subscriptions/listen is advertised and served."""
         return self.listen == "on" or (self.listen == "auto" and not self.on_lambda)
 
 

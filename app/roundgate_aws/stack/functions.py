@@ -101,7 +101,7 @@ class Environment:
 
     @property
     def streams(self) -> bool:
-        """Whether the function replaces AWS's runtime by a loop of its own."""
+        """Return whether the function replaces AWS's runtime by a loop of its own."""
         return WRAPPER in self.function.environment
 
     async def listen(self) -> None:

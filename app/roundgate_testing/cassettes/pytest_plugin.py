@@ -52,7 +52,7 @@ class CassetteOfTest:
 
     @property
     def needs_server(self) -> bool:
-        """Whether the test calls the server."""
+        """Return whether the test calls the server."""
         return self._mode != "replay"
 
     def transport(self, url: str) -> Transport:

@@ -93,7 +93,7 @@ class Recording:
 
     @property
     def is_over_limit(self) -> bool:
-        """Whether the conversation was too long to record completely."""
+        """Return whether the conversation was too long to record completely."""
         return self._size > MAX_RECORDED_BYTES or self._count > MAX_EXCHANGES
 
     def begin(

@@ -135,7 +135,7 @@ class LambdaCallConfig(CallConfig):
 
     @property
     def cleans_up(self) -> bool:
-        """Whether a job or an execution can be cancelled."""
+        """Return whether a job or an execution can be cancelled."""
         job, durable = self.job, self.durable
         by_payload = job is not None and job.cancel is not None
         return by_payload or (durable is not None and durable.cancel)

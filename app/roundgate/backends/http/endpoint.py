@@ -49,7 +49,7 @@ class Argument(Struct, frozen=True):
 
     @property
     def is_certain(self) -> bool:
-        """Whether every request has a value for the argument."""
+        """Return whether every request has a value for the argument."""
         return self.config.required or self.location == "path" or self.has_default
 
     @property
@@ -59,7 +59,7 @@ class Argument(Struct, frozen=True):
 
     @property
     def explodes(self) -> bool:
-        """Whether each item of a list has a name of its own."""
+        """Return whether each item of a list has a name of its own."""
         return self.style in ("repeat", "brackets")
 
     def schema(self) -> dict[str, Any]:
@@ -120,8 +120,8 @@ class ToolEndpoint:
 
     @cached_property
     def _is_repeatable(self) -> bool:
-        """Whether a request may be sent twice, according to the hints or the method (RFC 9110
-        section 9.2.2)."""
+        """Return whether a request may be sent twice, according to the hints or the method (RFC
+        9110 section 9.2.2)."""
         if self.config.idempotent is not None:
             return self.config.idempotent
         return self.config.read_only is True or self.config.method not in ("POST", "PATCH")

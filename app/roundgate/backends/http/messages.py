@@ -57,8 +57,8 @@ class Outgoing(Struct, frozen=True):
 
     @property
     def is_safe_to_repeat(self) -> bool:
-        """Whether another call with the same arguments changes no more than this one. A key protects
-        the attempts of one call only."""
+        """Return whether another call with the same arguments changes no more than this one. A key
+        protects the attempts of one call only."""
         return self.is_repeatable and not self.has_key
 
     @property
@@ -91,7 +91,7 @@ class ServiceAnswer(Struct, frozen=True):
 
     @property
     def is_json(self) -> bool:
-        """Whether the body is declared as JSON."""
+        """Return whether the body is declared as JSON."""
         return self.media_type == "application/json" or self.media_type.endswith("+json")
 
     def in_utf8(self) -> ServiceAnswer:

@@ -57,7 +57,7 @@ class Parameter(Struct, frozen=True):
 
     @property
     def is_json(self) -> bool:
-        """Whether the parameter's content is JSON."""
+        """Return whether the parameter's content is JSON."""
         media_type = self.media_type
         return media_type is not None and (
             media_type == "application/json" or media_type.endswith("+json")
@@ -84,7 +84,7 @@ class RequestPlan(Struct, frozen=True):
 
     @property
     def may_have_files(self) -> bool:
-        """Whether a request may have a file."""
+        """Return whether a request may have a file."""
         return self.body is not None and (self.body.kind == "binary" or bool(self.body.files))
 
     def request(self, arguments: Mapping[str, Any]) -> Outgoing:

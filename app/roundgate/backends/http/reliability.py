@@ -56,11 +56,11 @@ class Repeatable(Protocol):
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether sending the request twice changes no more than sending it once."""
+        """Return whether sending the request twice changes no more than sending it once."""
 
     @property
     def has_key(self) -> bool:
-        """Whether the request has a key by which the service recognizes a repetition."""
+        """Return whether the request has a key by which the service recognizes a repetition."""
 
 
 A = TypeVar("A", bound=AttemptAnswer)

@@ -384,7 +384,7 @@ class McpBackend:
 
     @property
     def _may_ask(self) -> bool:
-        """Whether an older server may ask during calls."""
+        """Return whether an older server may ask during calls."""
         return self._held is not None and self._held.may_ask
 
     @property

@@ -80,7 +80,7 @@ class Pins:
 
     @property
     def quarantines(self) -> bool:
-        """Whether definitions that differ from the lock file are not served."""
+        """Return whether definitions that differ from the lock file are not served."""
         return self._config.changes == "quarantine"
 
     @property

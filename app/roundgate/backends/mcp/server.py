@@ -206,7 +206,7 @@ class McpServer:
 
     @property
     def keeps_events(self) -> bool:
-        """Whether another process can continue requests to this older server; see `Link`."""
+        """Return whether another process can continue requests to this older server; see `Link`."""
         link = None if self._connection is None else self._connection.link
         return isinstance(link, Link) and link.keeps_events
 

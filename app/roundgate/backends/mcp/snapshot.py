@@ -37,7 +37,7 @@ class ServerSnapshot(Struct, frozen=True):
 
     @property
     def has_tasks(self) -> bool:
-        """Whether calls may become tasks of the server."""
+        """Return whether calls may become tasks of the server."""
         return self.info.is_modern and self.info.has_tasks
 
     @property

@@ -59,7 +59,7 @@ class SchemeSlot(Struct, frozen=True, array_like=True):
 
     @property
     def is_mutual_tls(self) -> bool:
-        """Whether a client certificate fills the slot, instead of a credential."""
+        """Return whether a client certificate fills the slot, instead of a credential."""
         return self.description == _MUTUAL_TLS
 
     def example(self, text: str) -> str | None:

@@ -147,7 +147,7 @@ class ApiDocument(Struct, frozen=True):
 
     @property
     def is_swagger(self) -> bool:
-        """Whether the document is Swagger 2.0."""
+        """Return whether the document is Swagger 2.0."""
         return "swagger" in self.value
 
     def servers(self) -> Any:

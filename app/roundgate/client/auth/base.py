@@ -136,7 +136,7 @@ class SystemKeyring:
 
     @property
     def works(self) -> bool:
-        """Whether this machine has a keyring, which may be locked."""
+        """Return whether this machine has a keyring, which may be locked."""
         from keyring.backends.fail import Keyring
 
         return not isinstance(self._keyring.get_keyring(), Keyring)

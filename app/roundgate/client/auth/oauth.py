@@ -262,7 +262,7 @@ class Stored(Struct):
 
     @property
     def is_bound(self) -> bool:
-        """Whether the token is bound to a key (DPoP)."""
+        """Return whether the token is bound to a key (DPoP)."""
         return self.token_type.lower() == "dpop"
 
 

@@ -31,7 +31,7 @@ class SessionCaller(Struct, frozen=True):
 
     @property
     def is_nearly_over(self) -> bool:
-        """Whether less than half of the request's time is left. The next round then gets a
+        """Return whether less than half of the request's time is left. The next round then gets a
         new request."""
         left_ms = self.deadline.remaining_ms()
         return (

@@ -101,7 +101,7 @@ class OlderCall(Struct):
 
     @property
     def is_tool_call(self) -> bool:
-        """Whether the request calls a tool."""
+        """Return whether the request calls a tool."""
         return self.request.method == "tools/call"
 
     @property

@@ -68,18 +68,18 @@ class RequestStream:
 
     @property
     def is_finite(self) -> bool:
-        """Whether later results need another call, because the client gets nothing after the
+        """Return whether later results need another call, because the client gets nothing after the
         response."""
         return not self.holds and not self.resumes
 
     @property
     def is_over(self) -> bool:
-        """Whether the response has ended."""
+        """Return whether the response has ended."""
         return self.responder.state is State.DONE
 
     @property
     def is_unheard(self) -> bool:
-        """Whether the client has hung up."""
+        """Return whether the client has hung up."""
         return self._watch.disconnected
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
