@@ -7,6 +7,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from tests.servers.subjects import SUBJECTS
+
 TESTS = Path(__file__).parent
 FILES = sorted(TESTS.rglob("test_*.py"))
 PACKAGES = {path.name for path in (TESTS.parent / "app").iterdir()}
@@ -40,3 +42,10 @@ def test_what_the_map_names_is_there() -> None:
     named = set(re.findall(r"`(test_\w+)(?:\.py)?`", MAP))
     assert named
     assert named <= {path.stem for path in FILES}
+
+
+def test_every_program_that_the_long_runs_of_servers_start_is_there() -> None:
+    words = {word for subject in SUBJECTS for word in subject.command}
+    programs = {Path(word) for word in words if word.endswith(".py") and ".cache" not in word}
+    assert len(programs) > 2
+    assert [str(program) for program in programs if not program.exists()] == []

@@ -76,7 +76,7 @@ class Subject:
 
 
 PYTHON = [str(CACHE / "venv" / "bin" / "python"), str(HERE / "served_by_fastmcp.py"), "{port}"]
-OFFICIAL = [sys.executable, str(ROOT / "tests" / "client" / "served_by_mcp.py"), "{port}"]
+OFFICIAL = [sys.executable, str(ROOT / "tests/roundgate/client/served_by_mcp.py"), "{port}"]
 EVERYTHING = [NODE, str(NPM / "server-everything" / "dist" / "index.js"), "streamableHttp"]
 EXAMPLE = [NODE, str(NPM / "sdk" / "dist" / "esm" / "examples" / "server" / "simpleStreamableHttp.js")]  # fmt: skip
 ADA = {"name": "Ada"}
