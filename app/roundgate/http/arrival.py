@@ -130,6 +130,11 @@ class ArrivingRequest:
             self._connection.written()
 
     @property
+    def is_waiting_for_body(self) -> bool:
+        """Return whether the app waits for bytes of the body."""
+        return not self.is_received and self._reader is not None
+
+    @property
     def lacks_response(self) -> bool:
         """Return whether the client is gone, and the app has not begun a response."""
         return self._interruption == "disconnect" and not self._has_answered

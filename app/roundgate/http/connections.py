@@ -230,8 +230,9 @@ class BoundedConnection(asyncio.Protocol):
 
     @property
     def stage(self) -> Stage:
-        """The stage of the connection. A request whose body is incomplete is being received."""
-        is_receiving = self._request is not None and not self._request.is_received
+        """The stage of the connection. A request is being received while the app waits for more of
+        its body; a complete body that the app has not read yet is no delay of the client."""
+        is_receiving = self._request is not None and self._request.is_waiting_for_body
         return Stage.RECEIVING if is_receiving and self._stage is Stage.ANSWERING else self._stage
 
     # called by the transport

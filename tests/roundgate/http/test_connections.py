@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 from roundgate.errors import TransportError
 from roundgate.http import ConnectionMiddleware
 from roundgate.http.connections import LINGER_S, LOOK_EVERY_S, Bounds, Connections
+from roundgate.http.room import Stage
 from roundgate.settings import HttpConfig
 from tests.fuzz.targets import Wire
 from tests.support.asgi import gateway
@@ -223,6 +224,35 @@ async def test_a_body_has_to_arrive_in_time() -> None:
     answer = bytes(connection.client.answer)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"\r\nconnection: close\r\n" in answer
+
+
+async def test_a_request_counts_as_slow_only_while_the_app_waits_for_its_body() -> None:
+    """An honest client whose whole request has arrived must not lose its place to another client
+    because the app has not read the body yet."""
+    may_read = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await may_read.wait()
+        while (await receive())["more_body"]:
+            pass
+        await answering(start((b"content-length", b"0")), body(b""))(scope, receive, send)
+
+    asked = GET.replace(b"GET", b"POST") % b"content-length: 5\r\n"
+    whole, part = Connection(app), Connection(app)
+    whole.protocol.data_received(asked + b"hello")
+    part.protocol.data_received(asked + b"he")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert whole.protocol.stage is Stage.ANSWERING
+    may_read.set()
+    await whole.ended()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert part.protocol.stage is Stage.RECEIVING
+    assert bytes(whole.client.answer).startswith(b"HTTP/1.1 200 ")
+    part.protocol.data_received(b"llo")
+    await part.ended()
+    assert bytes(part.client.answer).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_time_in_which_the_event_loop_is_blocked_does_not_count_against_a_client() -> None:
