@@ -19,7 +19,7 @@ def main() -> None:
     """Write both locks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     for name, requirements in (
-        ("image.lock", [f"{ROOT}[aws,console,postgres,prometheus]"]),
+        ("image.lock", [f"{ROOT}[aws,console,otel,postgres,prometheus]"]),
         ("image-build.lock", project["build-system"]["requires"]),
     ):
         pins = pins_for(ROOT, tuple(requirements), frozenset({"roundgate"}))

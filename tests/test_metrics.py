@@ -9,9 +9,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from roundgate.errors import Unavailable
-from roundgate.observability.metrics import Metrics
+from roundgate.backends import Returned
+from roundgate.errors import (
+    ArgumentsRefused,
+    BackendError,
+    CallTimeout,
+    NoAnswer,
+    ServerRefused,
+    ToolError,
+    Unavailable,
+)
+from roundgate.observability.metrics import CallOutcome, Metrics
 from roundgate.observability.timing import timed
+from roundgate.protocol import ToolResult
+from roundgate.replay import Completed, Failed
+from roundgate.tasks import call_outcome
 from tests.support.clocks import FixedClock
 from tests.support.telemetry import Telemetry, recorded
 
@@ -102,6 +114,54 @@ def test_only_a_function_of_aws_lambda_writes_metrics_into_its_log(
     assert (fields["ended"], fields["failed_steps"], fields["function"]) == (1, 1, "worker")
     (directive,) = fields["_aws"]["CloudWatchMetrics"]
     assert [one["Name"] for one in directive["Metrics"]] == ["ended", "failed_steps"]
+
+
+def test_a_function_logs_each_failed_call_and_the_others_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FixedClock()
+    using = Metrics("gateway", clock)
+    told: list[tuple[str, int, int]] = []
+
+    def call(backend: str, outcome: CallOutcome) -> list[tuple[str, int, int]]:
+        caplog.clear()
+        using.called("pay", backend, outcome)
+        fields = [record.__dict__["fields"] for record in caplog.records]
+        return [(one["backend"], one["tool_calls"], one["tool_failures"]) for one in fields]
+
+    assert call("shop", "ok") == [("shop", 1, 0)]  # at once, so that there is a metric
+    for outcome in ("ok", "tool_error", "refused"):
+        assert call("bank", outcome) == told
+    assert call("shop", "unavailable") == [("bank", 3, 0), ("shop", 1, 1)]
+    assert call("shop", "fault") == [("shop", 1, 1)]
+    clock.set(60)
+    assert call("bank", "ok") == [("bank", 1, 0)]
+    (directive,) = caplog.records[0].__dict__["fields"]["_aws"]["CloudWatchMetrics"]
+    assert directive["Dimensions"] == [["function"], ["function", "backend"]]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word"),
+    [
+        (Completed(ToolResult()), "ok"),
+        (Completed(ToolResult.error("no")), "tool_error"),
+        (Failed(ToolError("no")), "tool_error"),
+        (Failed(BackendError("no such order", reason="upstream 404")), "tool_error"),
+        (Failed(ServerRefused("no", -32602)), "tool_error"),
+        (Failed(ArgumentsRefused("policy[0]")), "refused"),
+        (Failed(CallTimeout("late")), "timeout"),
+        (Failed(BackendError("away", reason="upstream 503")), "unavailable"),
+        (Failed(BackendError("our key", reason="upstream 401")), "unavailable"),
+        (Failed(BackendError("busy", reason="upstream 429")), "unavailable"),
+        (Failed(NoAnswer("away", "ConnectError")), "unavailable"),
+        (Failed(Unavailable("the store is away")), "unavailable"),
+        (Failed(ZeroDivisionError()), "fault"),
+    ],
+)
+def test_a_failure_of_the_back_end_is_no_failure_of_the_caller(
+    outcome: Completed[Returned] | Failed, word: str
+) -> None:
+    assert call_outcome(outcome) == word
 
 
 def test_without_an_sdk_nothing_is_imported_or_measured() -> None:

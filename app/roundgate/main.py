@@ -105,7 +105,7 @@ def build_app(
     if file.config.http.metrics:
         from roundgate.observability import exposition  # loaded only if there are metrics
 
-        exposition.set_up()
+        exposition.set_up(file.config.server.name)
     core = build_core(file, using, clock, stores, loaded=loaded)
     replica = Replica(file, using, clock, core, owns_process=owns_process)
     resources = make_resources(file, using, core.serving)

@@ -136,7 +136,6 @@ class McpEndpoint:
             raise
         exchange.name, meta = inbound.name, inbound.meta
         trace = context_of(meta.raw)
-        exchange.trace = trace.get("traceparent")
         notifies = EVENT_STREAM in exchange.accepted and (
             meta.progress_token is not None or meta.log_level is not None
         )
@@ -144,6 +143,7 @@ class McpEndpoint:
             DisconnectWatch(receive, responder, exchange.keep_alive_s(self._keep_alive_s)) as watch,
             self._tracing.request(inbound, trace, exchange, ids, knows=now.knows) as span,
         ):
+            exchange.trace = span.carrier().get("traceparent")
             context = RequestContext(
                 inbound=inbound,
                 meta=meta,

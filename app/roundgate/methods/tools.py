@@ -35,6 +35,7 @@ from roundgate.methods.rounds import (
     RequestContext,
     Round,
 )
+from roundgate.observability.metrics import CallOutcome
 from roundgate.protocol import (
     REQUIRED,
     CallToolParams,
@@ -44,7 +45,7 @@ from roundgate.protocol import (
     ToolResult,
 )
 from roundgate.replay import Call, Completed, Context, Failed, Journal, run_direct, run_of
-from roundgate.tasks import Ended, TaskCall, ended, failure_reason, tool_result
+from roundgate.tasks import Ended, TaskCall, call_outcome, ended, failure_reason, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")
 
@@ -57,6 +58,7 @@ class ToolMethods:
         self._catalog = kit.catalog
         self._access = kit.access
         self._arguments = kit.arguments
+        self._metrics = parts.rates.metrics
         self._calls = kit.calls
         self._once = parts.once
         self._tasks = parts.tasks.own
@@ -117,7 +119,7 @@ class ToolMethods:
         outcome = await run_direct(call, context)
         if isinstance(outcome, Completed) and isinstance(outcome.value, ToolResult):
             if _has_room():
-                return self._results.tool(outcome.value)
+                return self._completed(outcome.value, served)
             return await self._in_room(outcome.value, served)
         return self._ended(outcome, served, context.principal)
 
@@ -172,7 +174,7 @@ class ToolMethods:
         match outcome:
             case Completed(ToolResult() as result) if served.tool.task != "required":
                 if served.tool.once or _has_room():  # the outcome of `once` is stored first
-                    return self._results.tool(result)
+                    return self._completed(result, served)
                 return await self._in_room(result, served)
         return await self._answer(outcome, served, round_, call)
 
@@ -198,6 +200,7 @@ class ToolMethods:
                 )
                 if served.tool.task != "required" or is_refused:
                     return self._ended(outcome, served, call.principal)
+                self._metrics.called(served.name, served.backend, call_outcome(outcome))
                 end = ended(
                     outcome,
                     served.name,
@@ -214,7 +217,13 @@ class ToolMethods:
                 await room.keep(approximate_size(result.to_wire()))
             except AnswersUnread as error:
                 return self._result(Failed(error), served)
-        return self._results.tool(result)
+        return self._completed(result, served)
+
+    def _completed(self, result: ToolResult, served: ServedTool) -> Reply:
+        """Count a call, and return the reply for its result."""
+        outcome: CallOutcome = "tool_error" if result.is_error else "ok"
+        self._metrics.called(served.name, served.backend, outcome)
+        return self._results.tool(result, "result")
 
     def _ended(
         self, outcome: Completed[Returned] | Failed, served: ServedTool, principal: Principal
@@ -229,10 +238,12 @@ class ToolMethods:
         return self._result(outcome, served)
 
     def _invalid(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
+        self._metrics.called(served.name, served.backend, "refused")
         result = invalid_arguments(served, arguments)
         return self._results.tool(result, "invalid arguments")
 
     def _result(self, outcome: Completed[Returned] | Failed, served: ServedTool) -> Reply:
+        self._metrics.called(served.name, served.backend, call_outcome(outcome))
         result = tool_result(outcome, served.name, self._clock, shows_errors=self._shows_errors)
         return self._results.tool(result, failure_reason(outcome))
 

@@ -13,11 +13,10 @@ from typing import Any, Final
 OTHER: Final = "_OTHER"
 """The value for everything that the conventions and this gateway do not know."""
 
-DURATIONS_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
-"""The bucket boundaries of the durations of MCP operations and sessions, in seconds."""
-HTTP_DURATIONS_S: Final = (
-    *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10),
-)
+DURATIONS_S: Final = (0.01, 0.05, 0.2, 0.5, 1, 5, 30, 60, 300)
+"""The bucket boundaries of the durations of MCP operations and sessions, in seconds: nine of the
+fourteen of the conventions, because each is a series of Prometheus for each tool."""
+HTTP_DURATIONS_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 """The bucket boundaries of the durations of HTTP requests, in seconds."""
 
 METHODS: Final = frozenset(

@@ -6,7 +6,8 @@ reports processor time, memory and open files of the process.
 
 from __future__ import annotations
 
-from typing import Final
+import os
+from typing import Any, Final
 
 from roundgate.errors import Problem
 
@@ -16,47 +17,51 @@ EXTRA_MISSING: Final = Problem(
     "needs the extra prometheus, which is not installed",
     "pip install 'roundgate[prometheus]'",
 )
-PROVIDER_SET: Final = Problem(
-    "gateway.yaml",
-    "http.metrics",
-    "is on, but this process already sends its metrics elsewhere (opentelemetry-instrument)",
-    "turn it off, and set OTEL_METRICS_EXPORTER=prometheus,otlp; or start the gateway without "
-    "opentelemetry-instrument",
-)
 
-
-_is_set_up = False
+_exposed: tuple[Any, Any] | None = None
+"""The meter provider whose instruments `render` returns, and the registry that collects them: one
+of its own, because the exporter of `OTEL_METRICS_EXPORTER=prometheus` may use the default one."""
 
 
 def problem() -> Problem | None:
     """Return the problem that prevents `set_up`, or `None`."""
     try:
-        from opentelemetry import metrics
         from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: F401
-        from opentelemetry.sdk.metrics import MeterProvider
     except ModuleNotFoundError:
         return EXTRA_MISSING
-    is_taken = not _is_set_up and isinstance(metrics.get_meter_provider(), MeterProvider)
-    return PROVIDER_SET if is_taken else None
+    return None
 
 
-def set_up() -> None:
-    """Collect the metrics of this process for `render`, unless `problem` returns one."""
-    global _is_set_up
-    if _is_set_up:
-        return
+def set_up(service: str) -> None:
+    """Collect the metrics of this process for `render`, also if `opentelemetry-instrument` sends
+    them elsewhere. `service` is the name of the service, unless the environment has one."""
+    global _exposed
     from opentelemetry import metrics
     from opentelemetry.exporter.prometheus import PrometheusMetricReader
     from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-    metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()]))
-    _is_set_up = True
+    provider = metrics.get_meter_provider()
+    if _exposed is not None and provider is _exposed[0]:
+        return
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    reader = PrometheusMetricReader(scope_info_enabled=False, registry=registry)
+    if isinstance(provider, MeterProvider):
+        provider.add_metric_reader(reader)
+    else:
+        name = os.environ.get("OTEL_SERVICE_NAME") or service
+        provider = MeterProvider([reader], Resource.create({SERVICE_NAME: name}))
+        metrics.set_meter_provider(provider)
+    _exposed = provider, registry
 
 
 def render(accept: str) -> tuple[bytes, str]:
     """Return the current metrics and their media type, in a format that `accept` allows."""
-    from prometheus_client import REGISTRY
     from prometheus_client.exposition import choose_encoder
 
+    assert _exposed is not None, "set_up was called"
     encode, media_type = choose_encoder(accept)
-    return encode(REGISTRY), media_type
+    return encode(_exposed[1]), media_type

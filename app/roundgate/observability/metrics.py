@@ -14,7 +14,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.clock import Clock
 from roundgate.observability.conventions import DURATIONS_S, HTTP_DURATIONS_S
@@ -22,10 +22,19 @@ from roundgate.observability.conventions import DURATIONS_S, HTTP_DURATIONS_S
 NAMESPACE: Final = "roundgate"
 """The namespace of CloudWatch's metrics."""
 FLOW: Final = ("created", "claimed", "ended")
-STORE_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+CallOutcome: TypeAlias = Literal["ok", "tool_error", "refused", "timeout", "unavailable", "fault"]
+"""How a tool's call ended: `tool_error` is the tool's own failure, `refused` a refusal by its schema
+or a rule, `unavailable` a back end that failed or did not answer, `fault` an unexpected
+exception."""
+FAILURES: Final = frozenset({"timeout", "unavailable", "fault"})
+"""The outcomes that an operator has to look into."""
+COUNTED_MS: Final = 60_000
+"""The period in milliseconds after which a function of AWS Lambda logs the number of its calls,
+unless one fails."""
+STORE_S: Final = (0.0005, 0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5)
 """The bucket boundaries of the durations of store calls in seconds: a call of SQLite takes less
 than a millisecond."""
-TASKS_S: Final = (0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3_600, 14_400, 86_400)
+TASKS_S: Final = (0.5, 1, 10, 60, 300, 900, 3_600, 14_400, 86_400)
 """The bucket boundaries of the durations of tasks in seconds: a task may wait for a person."""
 
 log = logging.getLogger("roundgate.metrics")
@@ -76,6 +85,7 @@ class Instruments:
         self.rounds = count(
             "roundgate.rounds", "Requests of tools, prompts and resources, by outcome"
         )
+        self.calls = count("roundgate.tools.calls", "Calls of tools that ended, by outcome")
         self.refused = count(
             "roundgate.calls.refused", "Calls beyond a limit, or refused by a rule"
         )
@@ -134,6 +144,28 @@ class Metrics:
         self._function = function
         self._clock = clock or Clock()
         self._flow: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
+        self._counted_ms = 0
+
+    def called(self, tool: str, backend: str, outcome: CallOutcome) -> None:
+        """Record the end of a tool's call, in a request or in a task."""
+        if self._function:
+            self._count_call(backend, failed=outcome in FAILURES)
+        if made := instruments():
+            made.calls.add(1, {"gen_ai.tool.name": tool, "backend": backend, "outcome": outcome})
+
+    def _count_call(self, backend: str, *, failed: bool) -> None:
+        """Log the numbers of calls at a failure, and otherwise once a minute: a line for each call
+        would cost as much as the call's own line."""
+        self._calls[backend] += 1
+        now_ms = self._clock.now_ms()
+        if not failed and now_ms - self._counted_ms < COUNTED_MS:
+            return
+        counted, self._calls, self._counted_ms = self._calls, Counter(), now_ms
+        for name, calls in counted.items():
+            failures = int(failed and name == backend)
+            fields = {"tool_calls": calls, "tool_failures": failures}
+            self.embed("tool calls", fields, {"backend": name})
 
     def created(self, tool: str) -> None:
         """Record a new task."""
@@ -183,10 +215,13 @@ class Metrics:
         taken, self._flow = self._flow, Counter()
         return {name: taken[name] for name in FLOW}
 
-    def embed(self, message: str, fields: Mapping[str, float]) -> None:
-        """Log fields as metrics of CloudWatch, if the process is a function of AWS Lambda."""
+    def embed(
+        self, message: str, fields: Mapping[str, float], by: Mapping[str, str] | None = None
+    ) -> None:
+        """Log fields as metrics of CloudWatch, if the process is a function of AWS Lambda; with
+        `by`, also by these dimensions."""
         if self._function:
-            cloudwatch_members = embedded(fields, self._function, self._clock.now_ms())
+            cloudwatch_members = embedded(fields, self._function, self._clock.now_ms(), by or {})
             log.info(message, extra={"fields": {**fields, **cloudwatch_members}})
 
     def overdue(self, seconds: float, queued: int | None = None) -> None:
@@ -220,11 +255,18 @@ class Metrics:
             made.circuit.set(int(is_open), {"backend": backend, "host": host})
 
 
-def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:
+def embedded(
+    fields: Mapping[str, float], function: str, now_ms: int, by: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the members that make CloudWatch read a log line as metrics (embedded metric format),
-    by function."""
+    by function, and by function and the dimensions `by`."""
     metrics = [
         {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"} for name in fields
     ]
-    directive = {"Namespace": NAMESPACE, "Dimensions": [["function"]], "Metrics": metrics}
-    return {"function": function, "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]}}
+    dimensions = [["function"], *([["function", *by]] if by else ())]
+    directive = {"Namespace": NAMESPACE, "Dimensions": dimensions, "Metrics": metrics}
+    return {
+        "function": function,
+        **by,
+        "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]},
+    }

@@ -13,6 +13,7 @@ from roundgate.tasks.life import Life as Life
 from roundgate.tasks.named import NamedTask as NamedTask
 from roundgate.tasks.named import NamedTasks as NamedTasks
 from roundgate.tasks.outcome import Ended as Ended
+from roundgate.tasks.outcome import call_outcome as call_outcome
 from roundgate.tasks.outcome import ended as ended
 from roundgate.tasks.outcome import failure_reason as failure_reason
 from roundgate.tasks.outcome import log_failure as log_failure

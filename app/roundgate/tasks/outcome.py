@@ -8,6 +8,7 @@ errors.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -27,10 +28,11 @@ from roundgate.errors import (
     StateTooLarge,
     TaskTimeout,
     ToolError,
+    Unavailable,
     Unrepeatable,
 )
 from roundgate.observability import place_of
-from roundgate.observability.metrics import Metrics
+from roundgate.observability.metrics import CallOutcome, Metrics
 from roundgate.protocol import NEWEST, Status, ToolResult, without_none
 from roundgate.protocol.tasks import TaskView
 from roundgate.replay import Completed, Failed, find_failed_steps
@@ -110,6 +112,30 @@ def failure_reason(outcome: Completed[Returned] | Failed) -> str | None:
         case Failed(error):
             return type(error).__name__
     return None
+
+
+_OF_THE_SERVICE: Final = re.compile("upstream 4(?!01|29)|tool error|error -")
+"""The beginning of the reason of a `BackendError` whose service works, but refused this call."""
+
+
+def call_outcome(outcome: Completed[Returned] | Failed) -> CallOutcome:
+    """Return how a call ended, in one word for metrics."""
+    match outcome:
+        case Completed(ToolResult(is_error=False)):
+            return "ok"
+        case Failed(CallTimeout() | TaskTimeout()):
+            return "timeout"
+        case Failed(ArgumentsRefused()):
+            return "refused"
+        case Failed(ServerRefused()):
+            return "tool_error"
+        case Failed(BackendError(reason=reason)):
+            return "tool_error" if _OF_THE_SERVICE.match(reason or "") else "unavailable"
+        case Failed(Unavailable()):
+            return "unavailable"
+        case Completed(ToolResult()) | Failed(ToolError() | ProtocolError()):
+            return "tool_error"
+    return "fault"
 
 
 def refusal_reason(rule: str) -> str:

@@ -56,6 +56,7 @@ from roundgate.replay import (
     JOURNAL_VERSION,
     Call,
     Cleanup,
+    Completed,
     Context,
     ExternalEvents,
     Failed,
@@ -80,6 +81,7 @@ from roundgate.tasks.events import (
 )
 from roundgate.tasks.lease import Means, Patience, to_its_end
 from roundgate.tasks.life import Life
+from roundgate.tasks.outcome import call_outcome
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.turn import HandlerOutcome, Turn, TurnResult
 
@@ -270,6 +272,11 @@ class Worker:
             outcome = await turn.run(served.call)
             span.end("tool_error" if isinstance(outcome, Failed) else "ok")
         await turn.commit(outcome)
+        if isinstance(outcome, Completed | Failed) and turn.result in (
+            TurnResult.FINISHED,
+            TurnResult.STEP_FAILED,
+        ):
+            self._metrics.called(served.name, served.backend, call_outcome(outcome))
 
     def request_stop(self) -> None:
         """Ask every run, current or future, to release its task at the next step."""
