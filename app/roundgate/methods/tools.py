@@ -58,7 +58,8 @@ class ToolMethods:
         self._catalog = kit.catalog
         self._access = kit.access
         self._arguments = kit.arguments
-        self._metrics = parts.rates.metrics
+        metrics = parts.rates.metrics
+        self._metrics = metrics if metrics.are_recorded else None
         self._calls = kit.calls
         self._once = parts.once
         self._tasks = parts.tasks.own
@@ -200,7 +201,7 @@ class ToolMethods:
                 )
                 if served.tool.task != "required" or is_refused:
                     return self._ended(outcome, served, call.principal)
-                self._metrics.called(served.name, served.backend, call_outcome(outcome))
+                self._count(served, call_outcome(outcome))
                 end = ended(
                     outcome,
                     served.name,
@@ -221,8 +222,7 @@ class ToolMethods:
 
     def _completed(self, result: ToolResult, served: ServedTool) -> Reply:
         """Count a call, and return the reply for its result."""
-        outcome: CallOutcome = "tool_error" if result.is_error else "ok"
-        self._metrics.called(served.name, served.backend, outcome)
+        self._count(served, "tool_error" if result.is_error else "ok")
         return self._results.tool(result, "result")
 
     def _ended(
@@ -237,13 +237,17 @@ class ToolMethods:
                 self._access.tell_refused(refusal.rule, principal)
         return self._result(outcome, served)
 
+    def _count(self, served: ServedTool, outcome: CallOutcome) -> None:
+        if self._metrics is not None:
+            self._metrics.called(served.name, served.backend, outcome)
+
     def _invalid(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
-        self._metrics.called(served.name, served.backend, "refused")
+        self._count(served, "refused")
         result = invalid_arguments(served, arguments)
         return self._results.tool(result, "invalid arguments")
 
     def _result(self, outcome: Completed[Returned] | Failed, served: ServedTool) -> Reply:
-        self._metrics.called(served.name, served.backend, call_outcome(outcome))
+        self._count(served, call_outcome(outcome))
         result = tool_result(outcome, served.name, self._clock, shows_errors=self._shows_errors)
         return self._results.tool(result, failure_reason(outcome))
 

@@ -128,10 +128,13 @@ def instruments() -> Instruments | None:
     if "opentelemetry.sdk.metrics" not in sys.modules:
         return None
     from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
 
     global _made
     provider = metrics.get_meter_provider()
     if _made is None or _made[0] is not provider:
+        if not isinstance(provider, MeterProvider):
+            return None
         _made = provider, Instruments()
     return _made[1]
 
@@ -146,6 +149,11 @@ class Metrics:
         self._flow: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._counted_ms = 0
+
+    @property
+    def are_recorded(self) -> bool:
+        """Return whether this process sends, exposes or logs metrics."""
+        return bool(self._function) or instruments() is not None
 
     def called(self, tool: str, backend: str, outcome: CallOutcome) -> None:
         """Record the end of a tool's call, in a request or in a task."""

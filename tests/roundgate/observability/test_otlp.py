@@ -85,8 +85,7 @@ def call(server: Server, *tools: str) -> None:
     async def calls() -> None:
         async with Client(f"{server.url}/mcp") as client:
             for tool in tools:
-                arguments = {"name": "secret"} if tool == "greet" else {}
-                await client.call(tool, arguments=arguments)
+                await (client.call(tool, name="secret") if tool == "greet" else client.call(tool))
 
     asyncio.run(calls())
 
