@@ -46,6 +46,7 @@ def test_tasks_turns_and_delays_are_measured(seen: Telemetry) -> None:
     using.overdue(2.5, 7)
     using.missing(2)
     using.circuit(tool, "h:80", is_open=True)
+    using.limited(tool, "waited")
     for name in ("created", "claimed", "takeovers"):
         (point,) = seen.points(f"roundgate.tasks.{name}", gen_ai__tool__name=tool)
         assert point.value == 1
@@ -59,6 +60,8 @@ def test_tasks_turns_and_delays_are_measured(seen: Telemetry) -> None:
     assert dict(state.attributes)["state"] == "working"
     (circuit,) = seen.points("roundgate.backends.circuit", backend=tool)
     assert circuit.value == 1
+    (limited,) = seen.points("roundgate.backends.limited", backend=tool)
+    assert (limited.attributes["outcome"], limited.value) == ("waited", 1)
     gauges = {
         "roundgate.tasks.overdue": 2.5,
         "roundgate.queue.messages": 7,

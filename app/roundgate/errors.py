@@ -375,6 +375,11 @@ class BackendError(ToolError):
         self.reason = reason
 
 
+class BackendBusy(BackendError):
+    """The calls of a back end or tool are at its limits, and no place became free in time. The call
+    was not made. A task waits for a place without a worker."""
+
+
 class FunctionAway(BackendError):
     """A function of AWS Lambda is throttled, unreachable, not ready, or did not answer; a retry may
     succeed. `reached` is True if the function may have been invoked."""

@@ -32,6 +32,7 @@ from roundgate.protocol import (
 )
 from roundgate.replay import AnyContext, Context
 from roundgate.settings import ArgumentMode, Origin, TaskMode, WithoutTasks
+from roundgate.storage import SessionStore
 
 if TYPE_CHECKING:  # loaded only if a back end has skills
     from roundgate.backends.skills.source import SkillSource
@@ -339,6 +340,8 @@ class Shared(Struct, frozen=True):
     """Whether the back end takes over from one whose server is up, and which serves until then."""
     secrets: SecretTexts = field(default_factory=SecretTexts)
     """The reader and cache of secrets."""
+    rows: SessionStore | None = None
+    """The store of limits that replicas share; `None` makes this process count by itself."""
 
 
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]

@@ -64,6 +64,41 @@ class ArgumentOverride(Model):
         return self
 
 
+class BackendLimits(Model):
+    """Limits on the calls of a back end or a tool, whoever makes them."""
+
+    concurrent: int | None = Field(
+        None, description="Maximum number of calls that one process runs at once.", ge=1
+    )
+    calls_per_minute: int | None = Field(
+        None, description="Maximum number of calls in a minute.", ge=1, le=1_000_000
+    )
+    burst: int | None = Field(
+        None,
+        description="Calls that may be made at once after a pause. Unset: calls_per_minute.",
+        ge=1,
+        le=1_000_000,
+    )
+    shared: bool = Field(
+        False,
+        description="Whether replicas count calls a minute together, in the store. Unset: each by itself.",
+    )
+    waiting: int = Field(
+        100, description="Maximum number of waiting calls; further ones are a tool error.", ge=0
+    )
+    wait_s: float = Field(
+        10, description="Seconds after which a waiting call is a tool error.", gt=0, le=3_600
+    )
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> BackendLimits:
+        if self.concurrent is None and self.calls_per_minute is None:
+            raise ValueError("give at least one of concurrent and calls_per_minute")
+        if self.calls_per_minute is None and (self.burst is not None or self.shared):
+            raise ValueError("burst and shared need calls_per_minute")
+        return self
+
+
 class ToolOverride(Model):
     """A change of one tool, for every kind of back end."""
 
@@ -102,6 +137,9 @@ class ToolOverride(Model):
     )
     timeout_s: float | None = Field(
         None, description="Seconds that a call may take.", gt=0, le=86_400
+    )
+    limits: BackendLimits | None = Field(
+        None, description="Limits on its calls, within the limits of its back end."
     )
     arguments: dict[str, ArgumentOverride] = Field(
         {}, description="Changes of arguments, by their original names."
@@ -158,6 +196,7 @@ class BackendConfig(Model):
         description="The tools that the user must approve; destructive: all without a hint that they are not.",
     )
 
+    limits: BackendLimits | None = Field(None, description="Limits on all calls of its tools.")
     include: list[Selector] = Field([], description="The tools to serve. Unset: all.")
     exclude: list[Selector] = Field([], description="Tools not to serve, even if included.")
     override: dict[str, ToolOverride] = Field(

@@ -1,8 +1,8 @@
 """The loader's changes to the tools of any back end: selection (`include`, `exclude`), changes
 (`override`), and forms and approvals around calls.
 
-    the model ──▶ form for missing arguments ──▶ arguments: names, defaults, fixed ──▶ policy ──▶ approval ──▶ the tool
-    the model ◀── projection: `result`, `fields` ◀───────────────────────────────────────────────────────────────┘
+    the model ──▶ form ──▶ arguments: names, defaults, fixed ──▶ policy ──▶ approval ──▶ limits ──▶ the tool
+    the model ◀── projection: `result`, `fields` ◀──────────────────────────────────────────────────────┘
 
 The user approves the call as it will be made, with fixed and hidden arguments.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -42,6 +42,9 @@ from roundgate.protocol.tool_hints import HINTS, has_hint
 from roundgate.replay import Context
 from roundgate.settings import Origin
 
+if TYPE_CHECKING:  # loaded only if there are limits
+    from roundgate.backends.limits import Limiters
+
 
 class ConfiguredBackend:
     """A back end under its name, whose tools are shaped by its settings (`NamedBackend`)."""
@@ -54,15 +57,17 @@ class ConfiguredBackend:
         *,
         is_tolerant: bool = False,
         has_policy: bool = False,
+        limiters: Limiters | None = None,
     ) -> None:
         """Store the settings. If `is_tolerant`, a setting that does not fit the tools of a
         `LiveBackend` omits only the tools that it names. If `has_policy`, each call is checked by
-        the rules of `policy`."""
+        the rules of `policy`. `limiters` has the limits on calls, if there are any."""
         self.name = config.name
         self.prefix = config.effective_prefix
         self.core = backend
         self.config = config
         self._is_tolerant = is_tolerant and isinstance(backend, LiveBackend)
+        self.limiters = limiters
         self._has_policy = has_policy
         self._origin = origin
 
@@ -132,8 +137,9 @@ class ConfiguredBackend:
         return replace(offering, tools=tools, absent=absent)
 
     def _guarded(self, tool: Tool) -> Tool:
-        """Return the tool with approval, check, defaults and form around its call. The form comes
-        first, so the complete call is checked, and the user approves it.
+        """Return the tool with limits, approval, check, defaults and form around its call. The form
+        comes first, so the complete call is checked, and the user approves it; only then does it take
+        a place.
 
         Raises:
             ValueError: `approval` or `ask_for` names an unknown argument, or no form can ask for an
@@ -143,6 +149,8 @@ class ConfiguredBackend:
             check_approval(
                 tool.approval, list(tool.definition["inputSchema"].get("properties", ()))
             )
+        if self.limiters is not None:
+            tool = self.limiters.around(tool)
         called = guarded(tool, self.config, has_policy=self._has_policy)
         return with_questions(with_defaults(called, tool.defaults), tool.ask_for)
 

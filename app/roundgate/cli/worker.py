@@ -80,7 +80,13 @@ async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None
     log.info("working on tasks, %d at once", file.config.tasks.concurrency)
     try:
         async with Reloader(
-            file, parts.serving, parts.modules, swap, watches=watches, trail=parts.trail
+            file,
+            parts.serving,
+            parts.modules,
+            swap,
+            parts.stores.sessions,
+            watches=watches,
+            trail=parts.trail,
         ).running():
             await stop.wait()
     finally:

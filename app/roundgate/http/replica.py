@@ -85,7 +85,13 @@ class Replica:
         """The endpoint of each view."""
         self._resource_changes = ResourceChanges(core.changes.hub, core.serving)
         self._reloader = Reloader(
-            file, core.serving, core.modules, self._swap, watches=using.reload, trail=core.trail
+            file,
+            core.serving,
+            core.modules,
+            self._swap,
+            core.stores.sessions,
+            watches=using.reload,
+            trail=core.trail,
         )
         self._pool = self._make_pool()
 

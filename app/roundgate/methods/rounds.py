@@ -32,6 +32,7 @@ from roundgate.auth import Principal
 from roundgate.backends import ServedTool
 from roundgate.clock import Clock
 from roundgate.errors import (
+    BackendBusy,
     CallTimeout,
     InternalError,
     InvalidParams,
@@ -58,7 +59,6 @@ from roundgate.replay import (
     Read,
     Restarted,
     Run,
-    Suspended,
     engine,
 )
 from roundgate.storage import RowsOf
@@ -353,8 +353,11 @@ class Calls(Struct, frozen=True, kw_only=True):
             if not isinstance(outcome, Restarted):
                 break
             journal = journal.restarted(outcome.arguments)
-        if not isinstance(outcome, Suspended):
-            return outcome
+        match outcome:
+            case Failed(BackendBusy()) if call.may_become_task:
+                return BecomesTask(run.journal, run.message)
+            case Completed() | Failed():
+                return outcome
         # questions that the client can answer at once come before the task
         # (SEP-2663, "Task Creation")
         if call.may_become_task and outcome.wants_task and not outcome.requests:

@@ -115,6 +115,9 @@ class Instruments:
             "roundgate.store.duration", "Duration of calls of the store and the queue", STORE_S
         )
         self.missing = gauge("roundgate.backends.missing", "Back ends that are not served")
+        self.limited = count(
+            "roundgate.backends.limited", "Calls that waited at the limits of a back end, or failed"
+        )
         self.circuit = gauge(
             "roundgate.backends.circuit", "1 while requests to a host are paused, else 0"
         )
@@ -256,6 +259,12 @@ class Metrics:
         """Record the number of back ends that are not served."""
         if made := instruments():
             made.missing.set(count)
+
+    def limited(self, name: str, outcome: str) -> None:
+        """Record that a call at the limits of a back end or tool has waited for its place, or failed.
+        `outcome` is waited or refused."""
+        if made := instruments():
+            made.limited.add(1, {"backend": name, "outcome": outcome})
 
     def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
         """Record that a host's circuit has opened or closed."""

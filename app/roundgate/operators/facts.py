@@ -35,7 +35,7 @@ def activity(record: TaskRecord, now_ms: int) -> str:
     if is_parked(record):
         return "parked: waits for `tasks retry`"
     if record.declined_ms:
-        return "waits for a worker that serves it"
+        return "waits for a worker, or for a place at its back end"
     if (awaited := [mark.name for mark in record.events if mark.is_awaited]) and (
         record.wake_ms > now_ms
     ):
@@ -169,7 +169,7 @@ _MEANINGS: Final = {
     "outcomeBytes": "{} bytes",
     "hidden": "a call of a client whose revision has no tasks; the client's requests run it",
     "suspect": "a worker died or stalled with this task, so it runs alone",
-    "declined": "since {}: no worker serves it",
+    "declined": "since {}: no worker serves it, or its back end has no place",
 }
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 
 from roundgate.backends import BackendConfig, Catalog, ServedTool, ToolOverride
+from roundgate.backends.config import BackendLimits
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.config import ConfigFile
 from roundgate.policy.config import KINDS, CallMatch, Kind, RuleConfig
@@ -238,7 +239,9 @@ def override_of(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
 def _of_tool(place: str, name: str, served: ServedTool, *overrides: ToolOverride) -> Protection:
     tool = served.tool
     timeouts = [override.timeout_s for override in overrides if override.timeout_s]
+    own = next((override.limits for override in overrides if override.limits), None)
     bounds = {"timeout_s": min(timeouts, default=None), "max_result": tool.max_result}
+    bounds |= _call_bounds(own)
     hints = {**dict(HINTS.values()), **(tool.definition.get("annotations") or {})}
     fixed = _withheld(overrides)
     is_projected = any(override.fields or override.result is not None for override in overrides)
@@ -269,9 +272,8 @@ def _of_tool(place: str, name: str, served: ServedTool, *overrides: ToolOverride
 def _of_backend(backend: BackendConfig) -> Protection:
     is_mcp = backend.kind == "mcp"
     changes = getattr(backend, "changes", "take") if is_mcp else "take"
-    limit = getattr(backend, "limit", None)
     bounds = {name: getattr(backend, name, None) for name in ("timeout_s", "max_response_bytes")}
-    bounds["limit.concurrent"] = None if limit is None else limit.concurrent
+    bounds |= _call_bounds(backend.limits)
     needs: tuple[str, ...] = ()
     admits: dict[str, frozenset[str]] = {}
     if trusted := _trusted(backend):
@@ -286,6 +288,17 @@ def _of_backend(backend: BackendConfig) -> Protection:
             admits[f"{name} now include"] = frozenset(map(repr, part.include))
     settings = {"approve": backend.approve, "changes": changes, **_numbers(bounds)}
     return Protection(f"back end {backend.name}:", needs, admits, settings)
+
+
+def _call_bounds(limits: BackendLimits | None) -> dict[str, Any]:
+    if limits is None:
+        return {}
+    burst = limits.burst or limits.calls_per_minute
+    return {
+        "limits.concurrent": limits.concurrent,
+        "limits.calls_per_minute": limits.calls_per_minute,
+        "limits.burst": burst,
+    }
 
 
 def _withheld(overrides: Sequence[ToolOverride]) -> dict[str, Any]:

@@ -25,12 +25,15 @@ from roundgate.backends.offers import Offers, ask, merge, missing_for
 from roundgate.backends.registry import kind_of, report_failures
 from roundgate.backends.serving import Snapshot, core_of
 from roundgate.backends.shaping import ConfiguredBackend
+from roundgate.clock import Clock
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import skills
 from roundgate.settings import Origin
+from roundgate.storage import SessionStore
 
-if TYPE_CHECKING:  # loaded only if there is a policy
+if TYPE_CHECKING:  # loaded only if they are configured
+    from roundgate.backends.limits import Limiters
     from roundgate.policy.config import Kind
     from roundgate.policy.rules import Policy
 
@@ -50,6 +53,7 @@ def load(
     may_be_missing: Collection[str] = (),
     is_cold: bool = False,
     asks_servers: bool = True,
+    rows: SessionStore | None = None,
 ) -> Snapshot:
     """Load a configuration without an event loop: at a start, or for a command.
 
@@ -62,6 +66,7 @@ def load(
         is_cold: whether a caller waits for this start. If so, services and secrets are read only
             when a call needs them.
         asks_servers: whether MCP servers may be asked for their tools.
+        rows: the store of shared limits; without it, each process counts by itself.
 
     Raises:
         ConfigError: a required back end or the merged catalog has problems, or no back end can be
@@ -75,6 +80,7 @@ def load(
         documents,
         is_cold,
         asks_servers=asks_servers,
+        rows=rows,
     )
     return apart(_offered(_make(file, shared, may_be_missing), file, may_be_missing))
 
@@ -84,14 +90,16 @@ async def load_again(
     modules: Modules,
     may_be_missing: Collection[str] = (),
     before: Snapshot | None = None,
+    rows: SessionStore | None = None,
 ) -> Snapshot:
     """Load a configuration while the server runs. Modules are imported in the calling thread.
-    Servers with the same settings as in the snapshot `before` stay connected.
+    Servers with the same settings as in the snapshot `before` stay connected, and calls that it runs
+    count for the limits of their back ends.
 
     Raises:
         ConfigError: as for `load`.
     """
-    shared = Shared(Threads(file.config.limits.threads), modules)
+    shared = Shared(Threads(file.config.limits.threads), modules, rows=rows)
     parts = _make(file, shared, may_be_missing, () if before is None else before.backends)
     return await _offered(parts, file, {*may_be_missing, *parts.live})
 
@@ -191,6 +199,7 @@ def _make(
                 origin,
                 is_tolerant=is_tolerant,
                 has_policy=file.config.policy is not None,
+                limiters=_limiters(entry, shared, before),
             )
             parts.backends.append(named)
             if connected is None:
@@ -220,6 +229,25 @@ def _kept(
         ):
             return core
     return None
+
+
+def _limiters(
+    entry: BackendConfig, shared: Shared, before: Sequence[NamedBackend]
+) -> Limiters | None:
+    """Return the limits on calls of a back end and its tools, or `None` if it has none."""
+    if entry.limits is None and all(own.limits is None for own in entry.override.values()):
+        return None
+    from roundgate.backends.limits import Limiters  # loaded only if there are limits
+
+    earlier = next(
+        (
+            named.limiters
+            for named in before
+            if isinstance(named, ConfiguredBackend) and named.name == entry.name
+        ),
+        None,
+    )
+    return Limiters(entry, earlier, shared.rows, Clock())
 
 
 def _is_up(name: str, before: Sequence[NamedBackend]) -> bool:

@@ -52,6 +52,7 @@ from roundgate.observability.metrics import Metrics
 from roundgate.runtime import loading
 from roundgate.settings import Origin
 from roundgate.settings.files import Stamp, stamp
+from roundgate.storage import SessionStore
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
@@ -99,6 +100,7 @@ class Reloader:
         serving: Serving,
         modules: Modules,
         swap: Swap,
+        rows: SessionStore,
         *,
         watches: bool = False,
         trail: Trail | None = None,
@@ -109,6 +111,8 @@ class Reloader:
         self._serving = serving
         self._modules = modules
         self._swap = swap
+        self._rows = rows
+        """The store of limits that replicas share."""
         self._watches = watches
         self._has_failed = False
         self._unconfirmed: list[str] = []
@@ -161,7 +165,7 @@ class Reloader:
                     usable = self._without_restart(read)
                     now = self._serving.now
                     snapshot = await loading.load_again(
-                        usable, self._modules, now.catalog.missing.keys(), now
+                        usable, self._modules, now.catalog.missing.keys(), now, self._rows
                     )
                     is_other, lost = self._policy_change(usable, snapshot)
                     if confirms and lost and lost != self._unconfirmed:
@@ -293,7 +297,9 @@ class Reloader:
             importlib.invalidate_caches()  # a missing module may have appeared
             try:
                 now = self._serving.now
-                snapshot = await loading.load_again(self._file, self._modules, missing.keys(), now)
+                snapshot = await loading.load_again(
+                    self._file, self._modules, missing.keys(), now, self._rows
+                )
                 if snapshot.catalog.missing.keys() == missing.keys():
                     await snapshot.aclose([now])
                     absent = snapshot.catalog.missing.values()

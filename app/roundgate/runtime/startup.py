@@ -242,15 +242,18 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
     return using, config.load(using.config)
 
 
-def load(file: ConfigFile, using: Settings, trail: Trail | None) -> Loaded:
-    """Load the configuration of a gateway or a worker, and log the back ends that are missing.
+def load(
+    file: ConfigFile, using: Settings, trail: Trail | None, rows: SessionStore | None = None
+) -> Loaded:
+    """Load the configuration of a gateway or a worker, and log the back ends that are missing. `rows`
+    is the store of shared limits.
 
     Raises:
         ConfigError: as for `loading.load`.
     """
     modules = Modules()
     names = () if file.config.limits.strict else [backend.name for backend in file.backends]
-    snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
+    snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda, rows=rows)
     loading.tell_missing(snapshot.catalog, follows=not using.on_lambda)
     loading.tell_uncovered(snapshot.catalog)
     Metrics().missing(len(snapshot.catalog.missing))
@@ -275,10 +278,13 @@ def build_core(
     """
     if loaded is None:
         checks.require(checks.core_problems(file, using))
-        loaded = load(file, using, make_trail(file, using, clock, role))
-    serving, trail = Serving(loaded.snapshot), loaded.trail
+        trail = make_trail(file, using, clock, role)
+    else:
+        trail = loaded.trail
     most_stored = file.config.limits.max_stored_bytes
     stores = stores or make_stores(using, clock, file.config.tasks.shards, most_stored, trail)
+    loaded = loaded or load(file, using, trail, stores.sessions)
+    serving = Serving(loaded.snapshot)
     accounts = stores.accounts or Accounts(stores.sessions, clock, most_stored)
     if not using.on_demand:
         stores.prepare()

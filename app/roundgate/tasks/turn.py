@@ -27,7 +27,7 @@ external work (`Run.is_beginning`) first receives the response.
 | finished | terminal | | |
 | step failed | terminal; the work is kept for `tasks retry` | | |
 | asked, released | free, or waits for its client | 0 | lifted |
-| declined: this worker cannot serve the task | free after a pause | as before | stays |
+| declined: no worker, or no place at the back end | free after a pause | as before | stays |
 | restarted: `ctx.restart` | free, with a fresh journal | 0 | lifted |
 | parked: the handler took another path | asleep until its operator wakes it | as before | stays |
 | fault of the gateway | free after a pause | one more | stays |
@@ -51,6 +51,7 @@ from roundgate.backends import Returned
 from roundgate.clock import Deadline
 from roundgate.errors import (
     ArgumentsRefused,
+    BackendBusy,
     CallTimeout,
     HandlerVersionError,
     InternalError,
@@ -372,7 +373,9 @@ class Turn:
                 return TurnResult.RESTARTED
             case Failed(HandlerVersionError() as error) if error.is_newer:
                 needs = f"knows version {error.version} of {error.name!r} in {self._record.tool}"
-                return await self._decline(NotServedHere(needs))
+                return await self._decline_as(NotServedHere(needs))
+            case Failed(BackendBusy() as busy):
+                return await self._decline(f"there was no place: {busy}", "a place at its back end")
             case Failed(NondeterminismError() as error):
                 await self._park(error)
                 return TurnResult.PARKED
@@ -383,7 +386,7 @@ class Turn:
             case Completed() | Failed():
                 return await self._finish(outcome)
             case Aborted(NotServedHere() as needs):
-                return await self._decline(needs)
+                return await self._decline_as(needs)
             case Aborted(TaskGivenUp() as error):
                 return await self._give_up(error)
             case Aborted(error):
@@ -488,19 +491,21 @@ class Turn:
             fields = {"task": str(self.ref), "error": str(error)}
             log.warning("cannot release a task", extra={"fields": fields})
 
-    async def _decline(self, needs: NotServedHere) -> TurnResult:
-        """Release the task for a worker that can run it. Fail the task if none has claimed it
-        within `tasks.unserved_s`."""
+    async def _decline_as(self, needs: NotServedHere) -> TurnResult:
+        """Release the task for a worker that can run it."""
+        return await self._decline(f"there was no worker that {needs}", f"a worker that {needs}")
+
+    async def _decline(self, reason: str, needed: str) -> TurnResult:
+        """Release the task until it can run. Fail the task for a reason if that takes longer than
+        `tasks.unserved_s`."""
         record, now_ms = self._record, self._clock.now_ms()
         since_ms = record.declined_ms or now_ms
         waited_ms = now_ms - since_ms
         if waited_ms >= self._means.config.unserved_s * 1000 and self._means.trust.expires:
-            return await self._give_up(
-                TaskGivenUp(f"for {waited_ms // 1000} s there was no worker that {needs}")
-            )
+            return await self._give_up(TaskGivenUp(f"for {waited_ms // 1000} s {reason}"))
         shortest_ms, longest_ms = DECLINED_MS
         wake_ms = now_ms + min(max(shortest_ms, waited_ms // 4), longest_ms)
-        message = Added(status_message=f"Waiting for a worker that {needs}")
+        message = Added(status_message=f"Waiting for {needed}")
         await self._pause(message, wake_ms, attempts=record.attempts, declined_ms=since_ms)
         return TurnResult.DECLINED
 

@@ -17,7 +17,7 @@ from roundgate.backends.http.messages import ServiceAnswer
 from roundgate.backends.http.reliability import Breaker, retry_after_s
 from roundgate.backends.http.service import no_answer
 from roundgate.errors import BackendError, NoAnswer
-from tests.support.clocks import FixedClock, SkippingClock, pass_time
+from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.services import answer, gateway_to, service
 from tests.support.till import till
 
@@ -144,35 +144,12 @@ async def test_the_key_of_a_client_makes_two_calls_one_charge() -> None:
 async def test_a_hundred_calls_never_have_more_than_eight_requests_under_way() -> None:
     async with till() as one:
         one.pause_s = 0.01
-        limit = {"concurrent": 8, "waiting": 100}
-        async with gateway_to(one.url, POST, limit=limit) as gate:
+        limits = {"concurrent": 8, "waiting": 100}
+        async with gateway_to(one.url, POST, limits=limits) as gate:
             calls = [gate.call("tool", {"a": str(number)}) for number in range(100)]
             results = await asyncio.gather(*calls)
         assert not [result for result in results if "isError" in result]
         assert (one.most_at_once, len(one.charges)) == (8, 100)
-
-
-async def test_who_cannot_wait_is_told_so_and_who_gives_up_takes_no_place() -> None:
-    async with till() as one:
-        one.pause_s = 600
-        limit = {"concurrent": 1, "waiting": 1, "wait_s": 30}
-        gateway = gateway_to(one.url, {}, limit=limit, timeout_s=600)
-        async with gateway as gate, asyncio.timeout(600):
-            first = asyncio.create_task(gate.call("tool"))
-            while not one.at_once:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            # of these two, whoever comes first waits
-            two = [asyncio.create_task(gate.text("tool")) for _ in range(2)]
-            (busy,), (over,) = await asyncio.wait(two, return_when=asyncio.FIRST_COMPLETED)
-            assert await busy == (
-                "api is busy: 1 requests to its service are under way and 1 more wait; try again later"
-            )
-            pass_time(31)
-            assert "none finished within 30 s" in await over
-            one.pause_s = 0
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-            assert "receipt" in await gate.text("tool")
 
 
 # ---- the breaker

@@ -43,20 +43,6 @@ class RetryConfig(Model):
     )
 
 
-class LimitConfig(Model):
-    """The limits on concurrent requests of one process to one host."""
-
-    concurrent: int = Field(description="Maximum number of concurrent requests.", ge=1)
-    waiting: int = Field(
-        100,
-        description="Maximum number of waiting requests; further ones are a tool error.",
-        ge=0,
-    )
-    wait_s: float = Field(
-        10, description="Seconds after which a waiting request is a tool error.", gt=0, le=3_600
-    )
-
-
 class BreakerConfig(Model):
     """The circuit breaker of a host. A request fails if the host does not answer, or answers 502,
     503 or 504."""
@@ -131,9 +117,6 @@ class RemoteConfig(BackendConfig):
         None,
         description="Header for a key by which the service recognizes a repeated POST or PATCH, such as"
         " Idempotency-Key; sent with each of them.",
-    )
-    limit: LimitConfig | None = Field(
-        None, description="Limits on concurrent requests of one process to one host."
     )
     breaker: BreakerConfig | None = Field(
         None, description="The circuit breaker, which pauses requests to a failing host."

@@ -1,4 +1,4 @@
-"""Retries, concurrency limits, and a circuit breaker for each host.
+"""Retries, and a circuit breaker for each host.
 
     closed ──failures in a row──▶ open ──pause_s──▶ half open: one request is sent, others are refused
       ▲                            ▲                    │
@@ -12,16 +12,14 @@ counts separately. A request is retried only if it is safe to repeat (`Outgoing.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from math import ceil
 from typing import Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from roundgate.backends.http.config import BreakerConfig, LimitConfig, RemoteConfig, RetryConfig
+from roundgate.backends.http.config import BreakerConfig, RemoteConfig, RetryConfig
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
 from roundgate.observability.metrics import Metrics
@@ -144,53 +142,6 @@ def retry_after_s(value: str | None, clock: Clock) -> float | None:
         return None
 
 
-class Slots:
-    """The slots for requests of this process to one host. Further requests wait in order."""
-
-    def __init__(self, config: LimitConfig, backend: str) -> None:
-        self._config = config
-        self._backend = backend
-        self._free = asyncio.Semaphore(config.concurrent)
-        self._waiting = 0
-
-    @asynccontextmanager
-    async def slot(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Hold a slot for the block.
-
-        Raises:
-            BackendError: too many requests wait, or no slot became free in time.
-        """
-        if self._free.locked():
-            await self._wait(deadline)
-        else:
-            await self._free.acquire()
-        try:
-            yield
-        finally:
-            self._free.release()
-
-    async def _wait(self, deadline: Deadline) -> None:
-        config = self._config
-        if self._waiting >= config.waiting:
-            raise self._busy(f"and {self._waiting} more wait")
-        left_ms = deadline.remaining_ms()
-        wait_s = config.wait_s if left_ms is None else min(config.wait_s, left_ms / 1000)
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._free.acquire()
-        except TimeoutError:
-            raise self._busy(f"and none finished within {wait_s:.3g} s") from None
-        finally:
-            self._waiting -= 1
-
-    def _busy(self, reason: str) -> BackendError:
-        return BackendError(
-            f"{self._backend} is busy: {self._config.concurrent} requests to its service are under "
-            f"way {reason}; try again later"
-        )
-
-
 class Breaker:
     """The circuit breaker of one host."""
 
@@ -278,13 +229,11 @@ class Breaker:
 
 
 class Gate:
-    """The slots and the breaker of one host, if configured."""
+    """The breaker of one host, if configured."""
 
     def __init__(self, config: RemoteConfig, host: str, clock: Clock) -> None:
-        name = config.name
-        self._slots = None if config.limit is None else Slots(config.limit, name)
         self._breaker = (
-            None if config.breaker is None else Breaker(config.breaker, name, host, clock)
+            None if config.breaker is None else Breaker(config.breaker, config.name, host, clock)
         )
 
     def check(self) -> None:
@@ -292,19 +241,12 @@ class Gate:
         if self._breaker is not None:
             self._breaker.check()
 
-    async def through(self, send: Callable[[], Awaitable[A]], deadline: Deadline) -> A:
-        """Send a request through the slots and the breaker.
+    async def through(self, send: Callable[[], Awaitable[A]]) -> A:
+        """Send a request through the breaker.
 
         Raises:
-            BackendError: the breaker is open, the host is busy, or `send` raised it.
+            BackendError: the breaker is open, or `send` raised it.
         """
-        self.check()  # an open breaker makes a wait for a slot useless
-        if self._slots is None:
-            return await self._watched(send)
-        async with self._slots.slot(deadline):
-            return await self._watched(send)
-
-    async def _watched(self, send: Callable[[], Awaitable[A]]) -> A:
         return await (send() if self._breaker is None else self._breaker.watch(send))
 
 

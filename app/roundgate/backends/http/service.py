@@ -114,7 +114,7 @@ class Service:
                 self._access.tokens is not None
             ):  # before the timeout of the service's request begins
                 await self._access.tokens.token()
-            return await self._gate.through(lambda: self._once(outgoing, timeout_s), until)
+            return await self._gate.through(lambda: self._once(outgoing, timeout_s))
 
         with doubted(not outgoing.is_safe_to_repeat):
             return await self._retries.send(outgoing, once, until)

@@ -313,7 +313,7 @@ class McpServer:
         with doubted(not is_repeatable):
             answer = await self._retries.send(
                 _Request(is_repeatable),
-                lambda: self._gate.through(lambda: self._attempt(exchange), deadline),
+                lambda: self._gate.through(lambda: self._attempt(exchange)),
                 deadline,
             )
         if answer.refusal is not None:

@@ -28,7 +28,7 @@ async def test_an_operation_is_one_effect_and_waits_for_its_turn(tmp_path: Path)
     settings: dict[str, Any] = {
         "retry": {"pause_s": 0.01},
         "idempotency_key": "Idempotency-Key",
-        "limit": {"concurrent": 2},
+        "limits": {"concurrent": 2},
     }
     async with till() as one:
         one.lose, one.pause_s = 2, 0.01
