@@ -2,7 +2,7 @@
 architectures.
 
     roundgate's own lock ─┐
-    requirements ─────────┴─▶ pip, for the runtime ──▶ wheels (a cache) ──▶ lambda.lock
+    requirements ─────────┴─▶ pip, for the runtime ──▶ lambda.lock ──▶ pip ──▶ a folder of packages
 
 The first of these files that exists beside gateway.yaml has the requirements of the repository:
 
@@ -20,12 +20,13 @@ repository, is written, and written again when the requirements change.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -188,7 +189,7 @@ _NOT_IN_FUNCTIONS: Final = frozenset({"roundgate", "click", "httptools", "uvicor
 """The requirements of roundgate that no function needs, because they serve without AWS Lambda."""
 _EXTRAS: Final = frozenset({"otel"})
 """The extras of roundgate that a function can use, besides `lambda`."""
-_LINE: Final = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?P<hashes>.*)$")
+_LINE: Final = re.compile(r"^(?P<name>[a-z0-9-]+)(?:==| @ )(?P<version>\S+)(?P<hashes>.*)$")
 _NO_WHEEL: Final = re.compile(
     r"No matching distribution found for ([^\s(;]+(?: *[<>=!~][^\s(;]*)*)"
 )
@@ -201,13 +202,19 @@ class Pin:
 
     name: str
     version: str
+    """The version, or the URL of the wheel if the requirement has one."""
     hashes: frozenset[str]
     """The SHA-256 digests of the wheels, at most one for each architecture."""
+    is_native: bool = False
+    """Whether other architectures need other wheels; not recorded in the file."""
+
+    def __str__(self) -> str:
+        return f"{self.name}{' @ ' if '/' in self.version else '=='}{self.version}"
 
     def line(self) -> str:
         """Return the line that pip reads with --require-hashes."""
         hashes = (f" --hash=sha256:{sha256}" for sha256 in sorted(self.hashes))
-        return f"{self.name}=={self.version}{''.join(hashes)}"
+        return f"{self}{''.join(hashes)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,22 +273,32 @@ def pins_for(source: Path, lines: tuple[str, ...], dropped: frozenset[str]) -> t
     return _made(requirements, (), machine.architecture(), source, dropped)
 
 
-def wheels(lock: PackageLock, arch: str) -> dict[str, Path]:
-    """Return the wheel of each package for an architecture, by name. Wheels that the cache lacks
-    are fetched.
+def packages(lock: PackageLock, arch: str) -> Path:
+    """Return a folder with the installed packages of a lock for an architecture. It is in the cache
+    after the first call.
 
     Raises:
         ConfigError: the lock has no wheel of a package for this architecture.
     """
-    cached = _kept(lock.pins, arch)
-    if missing := [pin for pin in lock.pins if pin.name not in cached]:
-        _fetch(missing, arch, lock.file)
-        cached = _kept(lock.pins, arch)
-    if absent := [pin for pin in lock.pins if pin.name not in cached]:
-        remedy = f"run `roundgate package --lock --arch {arch}`"
-        messages = (f"has no wheel of {pin.name} for {arch}" for pin in absent)
-        raise ConfigError([_problem(lock.file, message, remedy) for message in messages])
-    return cached
+    text = "".join(f"{pin.line()}\n" for pin in lock.pins)
+    digest = hashlib.sha256(f"{machine.PYTHON} {arch}\n{text}".encode()).hexdigest()
+    directory = machine.cache() / "packages" / digest
+    if not directory.is_dir():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
+            listed, target = Path(temporary, "lambda.lock"), Path(temporary, "packages")
+            listed.write_text(text, "utf-8")
+            options = (
+                "--no-deps",
+                "--no-compile",
+                "--require-hashes",
+                "--requirement",
+                str(listed),
+            )
+            _pip_install(options, arch, lock.file, target=target)
+            with suppress(OSError):  # another process was faster
+                target.rename(directory)
+    return directory
 
 
 def _read_lock(file: Path) -> PackageLock:
@@ -344,26 +361,48 @@ def _made(
     directory: Path,
     dropped: frozenset[str],
 ) -> tuple[Pin, ...]:
-    other_arch = next(platform for platform in machine.PLATFORMS if platform != arch)
     with tempfile.TemporaryDirectory() as temporary:
-        here, there = Path(temporary, arch), Path(temporary, other_arch)
-        _download(requirements, (*requirements.constraints, *preferred), arch, directory, here)
-        files = {name: file for name, file in _by_name(here).items() if name not in dropped}
-        native = [file for file in files.values() if not file.name.endswith("-any.whl")]
-        options = ["--no-deps", "--dest", str(there), *machine.pip_options(other_arch)]
-        for file in native:  # one after another, because the other architecture may lack a wheel
-            machine.try_pip(["download", *options, _pinned(file)])
-        others = _by_name(there) if there.is_dir() else {}
-        pins = [
-            Pin(
-                name,
-                _version(file),
-                frozenset(_hashes(name, [file, others.get(name)], requirements)),
-            )
-            for name, file in sorted(files.items())
-        ]
-        _keep([*files.values(), *others.values()])
+        listed, constraints = (
+            Path(temporary, "requirements.txt"),
+            Path(temporary, "constraints.txt"),
+        )
+        listed.write_text("\n".join([*map(_without_extra, requirements.lines), ""]), "utf-8")
+        constraints.write_text("\n".join([*requirements.constraints, *preferred, ""]), "utf-8")
+        options = ("--requirement", str(listed), "--constraint", str(constraints))
+        here = _resolve(options, arch, requirements, directory)
+    other_arch = next(platform for platform in machine.PLATFORMS if platform != arch)
+    pins = []
+    for pin in sorted(here, key=lambda pin: pin.name):
+        hashes = pin.hashes
+        if pin.name in dropped:
+            continue
+        if pin.is_native:
+            with suppress(ConfigError):  # the other architecture may lack a wheel
+                (other,) = _resolve(("--no-deps", str(pin)), other_arch, requirements, directory)
+                hashes |= other.hashes
+        _check_hashes(pin.name, hashes, requirements)
+        pins.append(Pin(pin.name, pin.version, hashes))
     return tuple(pins)
+
+
+def _resolve(
+    options: Sequence[str], arch: str, requirements: Requirements, directory: Path
+) -> list[Pin]:
+    """Return what pip would install, each wheel as a pin with one hash."""
+    report = ("--dry-run", "--report", "-", *options)
+    output = _pip_install(report, arch, requirements.file or directory, directory)
+    pins = []
+    for item in json.loads(output)["install"]:
+        download, about = item["download_info"], item["metadata"]
+        if (wheel := download.get("archive_info")) is None:
+            continue  # a folder, such as that of roundgate
+        hashes = wheel.get("hashes") or dict([wheel["hash"].split("=")])  # until pip 23.0
+        version = download["url"] if item["is_direct"] else about["version"]
+        is_native = not download["url"].endswith("-any.whl")
+        pins.append(
+            Pin(normalized(about["name"]), version, frozenset({hashes["sha256"]}), is_native)
+        )
+    return pins
 
 
 def _find_provided(requirements: Requirements) -> frozenset[str]:
@@ -374,19 +413,20 @@ def _find_provided(requirements: Requirements) -> frozenset[str]:
     return frozenset() if is_pinned else frozenset(machine.PROVIDED)
 
 
-def _download(
-    requirements: Requirements, constraints: Sequence[str], arch: str, directory: Path, to: Path
-) -> None:
-    to.mkdir()
-    listed, constraint_file = to / "requirements.txt", to / "constraints.txt"
-    listed.write_text("\n".join([*map(_without_extra, requirements.lines), ""]), "utf-8")
-    constraint_file.write_text("\n".join([*constraints, ""]), "utf-8")
-    files = ["--requirement", str(listed), "--constraint", str(constraint_file)]
-    output = machine.try_pip(
-        ["download", "--quiet", "--dest", str(to), *machine.pip_options(arch), *files], directory
-    )
-    if output is not None:
-        raise _refused(output, requirements.file or directory, arch)
+def _pip_install(
+    options: Sequence[str],
+    arch: str,
+    file: Path,
+    directory: Path | None = None,
+    target: Path = Path("packages"),
+) -> str:
+    """Run `pip install --target` for the functions; return its output. Raise ConfigError, with
+    `file` as its place, if pip fails."""
+    command = ["install", "--quiet", "--target", str(target), *machine.pip_options(arch), *options]
+    done = machine.pip(command, directory)
+    if done.returncode != 0:
+        raise _refused(done.stderr or f"pip failed: {done.returncode}", file, arch)
+    return done.stdout
 
 
 def _without_extra(requirement: str) -> str:
@@ -408,79 +448,20 @@ def _refused(output: str, file: Path, arch: str) -> ConfigError:
                 )
             ]
         )
+    if "DO NOT MATCH THE HASHES" in output:
+        remedy = f"if the file was made for another architecture, run `roundgate package --lock --arch {arch}`"
+        return ConfigError([_problem(file, text, remedy)])
     kind = VersionsConflict if any(word in output for word in _CONFLICT) else ConfigError
     return kind([_problem(file, text, "correct the requirements")])
 
 
-def _fetch(pins: Iterable[Pin], arch: str, file: Path) -> None:
-    """Add wheels to the cache. pip checks them against the hashes of the lock. Raise ConfigError if
-    pip fails."""
-    with tempfile.TemporaryDirectory() as temporary:
-        listed = Path(temporary, "requirements.txt")
-        listed.write_text("\n".join([*(pin.line() for pin in pins), ""]), "utf-8")
-        to = Path(temporary, "wheels")
-        command = ["download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(to)]
-        output = machine.try_pip(
-            [*command, *machine.pip_options(arch), "--requirement", str(listed)]
-        )
-        if output is not None:
-            raise _refused(output, file, arch)
-        _keep(to.glob("*.whl"))
-
-
-def _keep(files: Iterable[Path]) -> None:
-    """Copy wheels into the cache, in a folder per hash, because an index may have two files with
-    one name."""
-    directory = machine.cache() / "wheels"
-    for file in files:
-        target = directory / _sha256(file) / file.name
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_suffix(".part")
-            shutil.copyfile(file, part)
-            part.replace(target)
-
-
-def _kept(pins: Iterable[Pin], arch: str) -> dict[str, Path]:
-    directory, files = machine.cache() / "wheels", dict[str, Path]()
-    for pin in pins:
-        for sha256 in pin.hashes:
-            for file in (directory / sha256).glob("*.whl"):
-                if _is_for(file, arch) and _sha256(file) == sha256:
-                    files[pin.name] = file
-    return files
-
-
-def _is_for(wheel: Path, arch: str) -> bool:
-    tag = wheel.stem.rpartition("-")[2]
-    return tag == "any" or machine.PLATFORMS[arch] in tag
-
-
-def _by_name(directory: Path) -> dict[str, Path]:
-    return {normalized(file.name.partition("-")[0]): file for file in directory.glob("*.whl")}
-
-
-def _version(wheel: Path) -> str:
-    return wheel.name.split("-")[1]
-
-
-def _pinned(wheel: Path) -> str:
-    return f"{normalized(wheel.name.partition('-')[0])}=={_version(wheel)}"
-
-
-def _hashes(name: str, files: Iterable[Path | None], requirements: Requirements) -> Iterable[str]:
-    """Yield the hashes of a package's wheels; raise ConfigError if uv.lock lacks a hash."""
-    for file in filter(None, files):
-        sha256, right = _sha256(file), requirements.hashes.get(name)
-        if right is not None and sha256 not in right:
-            message = f"{file.name} does not have a hash that the file allows"
-            remedy = "run `uv lock` again, or check the index that pip uses"
-            raise ConfigError([_problem(requirements.file or file, message, remedy)])
-        yield sha256
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _check_hashes(name: str, hashes: frozenset[str], requirements: Requirements) -> None:
+    """Raise ConfigError if uv.lock or requirements.txt lacks the hash of a package's wheel."""
+    allowed = requirements.hashes.get(name, hashes)
+    if not hashes <= allowed:
+        message = f"the wheel of {name} does not have a hash that the file allows"
+        remedy = "run `uv lock` again, or check the index that pip uses"
+        raise ConfigError([_problem(requirements.file or Path(name), message, remedy)])
 
 
 def _problem(file: Path, message: str, remedy: str) -> Problem:

@@ -98,11 +98,12 @@ def pip_options(arch: str) -> list[str]:
     ]
 
 
-def try_pip(arguments: Sequence[str], directory: Path | None = None) -> str | None:
-    """Run pip; return its error output if it fails, otherwise `None`."""
+def pip(
+    arguments: Sequence[str], directory: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run pip in a folder."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    return None if done.returncode == 0 else done.stderr or f"pip failed: {done.returncode}"
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
 
 
 def interpreter(version: str = PYTHON) -> Path | None:
@@ -293,8 +294,9 @@ def _venv(python: Path, directory: Path, *packages: str) -> None:
 
 
 def _pip(*arguments: str) -> None:
-    if error := try_pip([arguments[0], "--quiet", *arguments[1:]]):
-        raise UsageError(error.strip())
+    done = pip([arguments[0], "--quiet", *arguments[1:]])
+    if done.returncode != 0:
+        raise UsageError(done.stderr.strip() or f"pip failed: {done.returncode}")
 
 
 def _run(command: list[str]) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from email.parser import BytesHeaderParser
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +36,7 @@ from roundgate.settings import yaml_file
 from roundgate.settings.process import STORES
 from roundgate_aws import contents, literals, locking, machine
 from roundgate_aws.contents import Contents, imported, in_src
-from roundgate_aws.locking import PackageLock, Requirements, name_of
+from roundgate_aws.locking import PackageLock, Requirements, name_of, normalized
 from roundgate_aws.template import undeclared
 
 GATEWAYS_NEED: Final = frozenset(
@@ -50,6 +48,7 @@ GATEWAYS_NEED: Final = frozenset(
 """The packages of roundgate's own lock that the worker does not need."""
 _UNNEEDED: Final = (
     *(f"*.dist-info/{name}" for name in ("INSTALLER", "RECORD", "REQUESTED", "WHEEL", "sboms")),
+    "*.dist-info/direct_url.json",
     *("**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin"),
 )
 """The patterns of package files to leave out. Metadata and licenses stay."""
@@ -153,12 +152,12 @@ def package(planned: PackagePlan, out: Path, say: Callable[[str], None] = print)
         ConfigError: an imported module is not packed, or gateway.yaml cannot be loaded.
     """
     out.mkdir(parents=True, exist_ok=True)
-    wheels = locking.wheels(planned.lock, planned.arch)
+    packages = locking.packages(planned.lock, planned.arch)
     with tempfile.TemporaryDirectory(dir=out, prefix=".packing-") as temporary:
         problems = [
             problem
             for function in FUNCTIONS
-            for problem in _staged(function, planned, wheels, Path(temporary) / function.name)
+            for problem in _staged(function, planned, packages, Path(temporary) / function.name)
         ]
         if problems:
             raise ConfigError(list({str(problem): problem for problem in problems}.values()))
@@ -173,11 +172,17 @@ def package(planned: PackagePlan, out: Path, say: Callable[[str], None] = print)
 
 
 def _staged(
-    function: PackedFunction, planned: PackagePlan, wheels: Mapping[str, Path], staging: Path
+    function: PackedFunction, planned: PackagePlan, packages: Path, staging: Path
 ) -> list[Problem]:
     """Write the content of a function's zip into the folder `staging`; return its problems."""
     staging.mkdir()
-    unpack_wheels(_select_wheels(function, planned, wheels), staging)
+    for distribution in _selected(function, planned, packages):
+        for file in distribution.files or ():
+            # a path in RECORD leaves the folder for scripts and data, which --target moves into it
+            name = str(file).removeprefix("../../")
+            target = staging / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(packages / name, target)
     for pattern in _UNNEEDED:
         for path in staging.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -194,43 +199,25 @@ def _staged(
     return []
 
 
-def unpack_wheels(wheels: Iterable[Path], staging: Path) -> None:
-    """Unpack wheels into `staging` without their scripts (Binary distribution format, "Installing
-    a wheel")."""
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(staging)
-    for data in staging.glob("*.data"):
-        for kind in ("purelib", "platlib", "data"):
-            if (data / kind).is_dir():
-                shutil.copytree(data / kind, staging, dirs_exist_ok=True)
-        shutil.rmtree(data)
-
-
-def _select_wheels(
-    function: PackedFunction, planned: PackagePlan, wheels: Mapping[str, Path]
-) -> list[Path]:
-    """Return the wheels of a function: all, except those that it does not need and that no package
-    of the repository requires, whatever the markers."""
+def _selected(
+    function: PackedFunction, planned: PackagePlan, packages: Path
+) -> list[metadata.Distribution]:
+    """Return the packages of a function: all, except those that it does not need and that no
+    package of the repository requires, whatever the markers."""
+    installed = {
+        normalized(distribution.name): distribution
+        for distribution in metadata.distributions(path=[str(packages)])
+    }
     required, queue = set[str](), list(planned.wanted.names)
     while queue:
         name = queue.pop()
-        if name in wheels and name not in required:
+        if name in installed and name not in required:
             required.add(name)
-            queue.extend(_requirements(wheels[name]))
+            queue.extend(filter(None, map(name_of, installed[name].requires or ())))
     kinds = {backend.kind for backend in planned.file.backends}
     unused = {package for package, kind in _NEEDED_BY_KIND.items() if kind not in kinds}
     left_out = (function.does_without | unused) - required
-    return [wheel for name, wheel in wheels.items() if name not in left_out]
-
-
-def _requirements(wheel: Path) -> Iterable[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (
-            member for member in archive.namelist() if re.fullmatch(r"[^/]+info/METADATA", member)
-        )
-        header = BytesHeaderParser().parsebytes(archive.read(name))
-    return filter(None, map(name_of, header.get_all("Requires-Dist", [])))
+    return [installed[name] for name in sorted(installed.keys() - left_out)]
 
 
 def _copy_roundgate(function: PackedFunction, planned: PackagePlan, staging: Path) -> None:

@@ -152,33 +152,16 @@ def test_only_functions_with_skills_have_a_reader_of_yaml(tmp_path: Path) -> Non
 
 @NAMES
 def test_nothing_is_in_it_but_the_app_the_locked_packages_and_the_configuration(
-    zips: Mapping[str, Zip], name: str
+    zips: Mapping[str, Zip], name: str, tmp_path: Path
 ) -> None:
     made, (function,) = zips[name], [one for one in package.FUNCTIONS if one.name == name]
     assert made.packages == locked() - function.does_without - {"pyyaml"}
     own = {"roundgate", "roundgate_aws", "gateway.json", "tools.py"}
     theirs = {entry for entry in made.top - own if not entry.endswith(".dist-info")}
-    installed = {top for wheel in wheels(made) for top in wheel_tops(wheel)}
+    lock = locking.for_repository(Requirements(None), tmp_path, ARCH)
+    installed = {path.name for path in locking.packages(lock, ARCH).iterdir()}
     assert own <= made.top
     assert theirs <= installed
-
-
-def wheels(made: Zip) -> list[Path]:
-    versions = {
-        name.removesuffix(".dist-info").lower() for name in made.top if name.endswith(".dist-info")
-    }
-    found = [
-        path
-        for path in (machine.cache() / "wheels").glob("*/*.whl")
-        if "-".join(path.name.split("-")[:2]).lower() in versions
-    ]
-    assert {"-".join(path.name.split("-")[:2]).lower() for path in found} == versions
-    return found
-
-
-def wheel_tops(wheel: Path) -> set[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        return {name.partition("/")[0] for name in archive.namelist()}
 
 
 @NAMES
@@ -296,10 +279,7 @@ def test_the_same_input_makes_the_same_zip(
 
 
 def test_the_lock_can_be_installed_for_the_other_machine(tmp_path: Path) -> None:
-    wheels = locking.wheels(
-        locking.for_repository(Requirements(None), tmp_path, "x86_64"), "x86_64"
-    )
-    package.unpack_wheels(wheels.values(), tmp_path)
-    native = [path.name for path in tmp_path.rglob("*.so")]
+    lock = locking.for_repository(Requirements(None), tmp_path, "x86_64")
+    native = [path.name for path in locking.packages(lock, "x86_64").rglob("*.so")]
     assert native
     assert all("x86_64" in name or ".abi3." in name for name in native), native

@@ -116,8 +116,9 @@ def test_a_lock_has_the_wheels_of_both_architectures_and_is_made_once(
     assert {pin.name: pin.hashes for pin in made.pins} == {"fast": set(both), "slow": {plain}}
     again = locking.for_repository(wanted, tmp_path, "x86_64")
     assert (again.is_new, again.pins) == (False, made.pins)
-    found = locking.wheels(again, "x86_64")
-    assert found["fast"].name.endswith("x86_64.whl")
+    for arch, tag in machine.PLATFORMS.items():
+        packages = locking.packages(again, arch)
+        assert (packages / "fast.py").read_text() == f"# for cp313-cp313-manylinux_2_28_{tag}"
     assert locking.for_repository(Requirements(None, ("slow",)), tmp_path, "arm64").is_new
 
 
@@ -137,6 +138,27 @@ def test_a_wheel_that_the_repositorys_own_lock_does_not_know_is_refused(
     wanted = Requirements(Path("uv.lock"), ("slow",), (), {"slow": frozenset({SHA})})
     with pytest.raises(ConfigError, match="does not have a hash that the file allows"):
         locking.for_repository(wanted, tmp_path, "arm64")
+
+
+def test_a_wheel_at_a_url_is_locked_with_it(index: Path, tmp_path: Path) -> None:
+    sha256 = wheel(tmp_path, "slow", "py3-none-any")
+    url = (tmp_path / "slow-1.0-py3-none-any.whl").as_uri()
+    made = locking.for_repository(Requirements(None, (f"slow @ {url}",)), tmp_path, "arm64")
+    assert f"slow @ {url} --hash=sha256:{sha256}\n" in made.file.read_text()
+    again = locking.for_repository(Requirements(None, (f"slow @ {url}",)), tmp_path, "arm64")
+    assert (locking.packages(again, "arm64") / "slow.py").is_file()
+
+
+def test_a_lock_without_the_wheel_of_an_architecture_says_what_to_do(
+    index: Path, tmp_path: Path
+) -> None:
+    wheel(index, "fast", "cp313-cp313-manylinux_2_28_aarch64")
+    made = locking.for_repository(Requirements(None, ("fast",)), tmp_path, "arm64")
+    with pytest.raises(ConfigError, match="fast==1.0 has no wheel for python3.13 on Linux, x86_64"):
+        locking.packages(made, "x86_64")
+    wheel(index, "fast", "cp313-cp313-manylinux_2_28_x86_64")
+    with pytest.raises(ConfigError, match="run `roundgate package --lock --arch x86_64`"):
+        locking.packages(made, "x86_64")
 
 
 def test_versions_of_our_own_give_way_to_those_that_are_wanted(
