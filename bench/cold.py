@@ -1,16 +1,17 @@
 """Cold starts of the two Lambda functions compared with others: `python -m bench.cold SETTINGS`.
 
-The built zips run under AWS's Runtime Interface Emulator on the template's Python, with DynamoDB
-Local and moto's SQS where needed. The emulator already runs when the clock starts, and starts the
-function's process with the first event. The time therefore covers the init phase and the first
-invocation, on one core. All functions are packaged alike: with byte code in the zip, as `roundgate
-package` does, and without, as most tools do. The runtime's own boto3 has byte code in both cases.
+The built zips run under AWS's runtime client on the template's Python, with DynamoDB Local and
+moto's SQS where needed. The clock starts with the function's process. The time therefore covers the
+init phase and the first invocation, on one core. All functions are packaged alike: with byte code
+in the zip, as `roundgate package` does, and without, as most tools do. The runtime's own boto3 has
+byte code in both cases.
 
 Run with the gateway's own Python. Prints one `Sample` per line, as JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -34,7 +34,7 @@ from bench.subjects import ROOT
 from bench.wire import KNOWS_TASKS, http_request
 from roundgate.auth import LOCAL, task_owner
 from roundgate_aws import machine, packaging
-from roundgate_aws.stack.functions import INVOCATION, EmulatorPrograms, Environment, unpack
+from roundgate_aws.stack.functions import Account, Environment, EnvironmentPool, unpack
 from roundgate_aws.stack.services import LocalAws, make_resources, services
 from roundgate_aws.stack.stack import build_zips, find_tools
 from roundgate_aws.template import StackTemplate, TemplateFunction
@@ -75,7 +75,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
     if reason := why_not():
         yield Sample("cold", "gateway", {}, (f"no cold starts: {reason}",))
         return
-    tools = find_tools()
+    python = find_tools()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
         aws = stack.enter_context(services(folder))
@@ -84,7 +84,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
         template = StackTemplate(machine.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
         with redirect_stdout(sys.stderr):  # standard output is only for samples
             build(folder)
-        measure = Measure(settings, tools, template, aws, folder)
+        measure = Measure(settings, python, template, aws, folder)
         yield from measure.starts(WITH_BYTE_CODE, COLD, settings.cold_starts)
         yield from measure.breakdowns()
         for path in folder.glob("*/**/__pycache__"):
@@ -184,10 +184,11 @@ def build(folder: Path) -> None:
     }.items():
         staging = folder / subject
         target = ["--target", str(staging), "--no-compile", "--quiet"]
-        if failure := machine.try_pip(
+        done = machine.pip(
             ["install", *target, *machine.pip_options(machine.architecture()), *requirements]
-        ):
-            sys.exit(failure)
+        )
+        if done.returncode != 0:
+            sys.exit(done.stderr)
         (staging / "bench/apps").mkdir(parents=True)
         for name in (
             "__init__",
@@ -206,7 +207,7 @@ class Measure:
     """The measurements. Each starts functions one at a time."""
 
     settings: Settings
-    tools: EmulatorPrograms
+    python: Path
     template: StackTemplate
     aws: LocalAws
     folder: Path
@@ -226,24 +227,25 @@ class Measure:
             RuntimeError: the answer is wrong.
         """
         environment = self.environment(row)
-        os.sched_setaffinity(0, {self.settings.cores.server})  # inherited by the started processes
-        environment.start()
-        os.sched_setaffinity(0, {self.settings.cores.generator})
-        try:
-            url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
-            began = time.perf_counter()
-            with urllib.request.urlopen(
-                url, json.dumps(row.event).encode(), timeout=60
-            ) as response:
-                answer = json.load(response)
-            took_ms = 1000 * (time.perf_counter() - began)
-        finally:
-            environment.kill()
-        if "errorMessage" in answer or not row.is_right(answer):
+        answer, took_ms = asyncio.run(self._first_answer(environment, row))
+        if not row.is_right(answer):
             raise RuntimeError(
                 f"{row.name} answers {answer}; its log:\n{environment.log.read_text()[-2000:]}"
             )
         return took_ms
+
+    async def _first_answer(self, environment: Environment, row: Cold) -> tuple[Any, float]:
+        """Return the first answer of an environment, and the milliseconds since its start."""
+        await environment.listen()
+        began = time.perf_counter()
+        os.sched_setaffinity(0, {self.settings.cores.server})  # inherited by the started processes
+        environment.start()
+        os.sched_setaffinity(0, {self.settings.cores.generator})
+        pool = EnvironmentPool([environment], Account(1))
+        try:
+            return await pool.invoke(row.event), 1000 * (time.perf_counter() - began)
+        finally:
+            pool.close()
 
     def environment(self, row: Cold) -> Environment:
         """Return an execution environment for a row's function."""
@@ -259,7 +261,7 @@ class Measure:
             "GATEWAY_LOG_LEVEL": "warning",
         }
         return Environment(
-            function, 1, code, self.tools, variables, self.folder / f"{row.code}.log"
+            function, 1, code, self.python, variables, self.folder / f"{row.code}.log"
         )
 
     def breakdowns(self) -> Iterator[Sample]:
@@ -282,7 +284,7 @@ class Measure:
         handler."""
         environment = self.environment(row)
         module, _, name = row.handler.rpartition(".")
-        command = [str(self.tools.python), "-X", "importtime", "-c", f"from {module} import {name}"]
+        command = [str(self.python), "-X", "importtime", "-c", f"from {module} import {name}"]
         variables = environment.environ()
         done = subprocess.run(
             command, cwd=environment.code, env=variables, capture_output=True, text=True, check=True

@@ -1,7 +1,7 @@
 """This machine: the files of roundgate, pip and interpreters for the functions' runtime, and tools
 that are installed into the cache.
 
-    lambda/          the Runtime Interface Emulator, and a Python with AWS's runtime client and boto3
+    lambda/          a Python with AWS's runtime client and boto3
     dynamodb-local/  Amazon's emulator; needs Java 17
     node/            Node.js, whose npm fetches DynamoDB Local
     moto/            SQS and Secrets Manager, where moto is not installed
@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -161,29 +160,21 @@ _NODE: Final = "24.19.0"
 _MOTO_NEEDS: Final = ("moto[kms,secretsmanager]==5.2.5", "flask", "flask-cors")
 
 
-def emulator() -> tuple[Path, Path]:
-    """Return the paths of the Runtime Interface Emulator and of the functions' Python.
+def runtime() -> Path:
+    """Return the functions' Python, with AWS's runtime client.
 
     Raises:
         UsageError: this machine has no Python of the runtime's version, or pip fails.
     """
-    want = f"sam {SAM}, awslambdaric {_RUNTIME_CLIENT}, python {PYTHON}"
-    directory = _installed("lambda", want, _install_emulator)
-    return directory / "aws-lambda-rie", directory / "runtime/bin/python"
+    want = f"awslambdaric {_RUNTIME_CLIENT}, python {PYTHON}"
+    return _installed("lambda", want, _install_runtime) / "venv/bin/python"
 
 
-def _install_emulator(directory: Path) -> None:
+def _install_runtime(directory: Path) -> None:
     python = interpreter()
     if python is None:
         raise UsageError(f"functions need Python {PYTHON}; install it on the PATH or with pyenv")
-    with tempfile.TemporaryDirectory() as temporary:
-        _pip("download", "--no-deps", "--dest", temporary, f"aws-sam-cli=={SAM}")
-        (wheel,) = Path(temporary).glob("aws_sam_cli-*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            binary = archive.read(f"samcli/local/rapid/aws-lambda-rie-{architecture()}")
-    (directory / "aws-lambda-rie").write_bytes(binary)
-    (directory / "aws-lambda-rie").chmod(0o755)
-    _venv(python, directory / "runtime", f"awslambdaric=={_RUNTIME_CLIENT}", "boto3")
+    _venv(python, directory / "venv", f"awslambdaric=={_RUNTIME_CLIENT}", "boto3")
 
 
 def dynamodb() -> Path:
@@ -314,7 +305,7 @@ def main(verb: str, *names: str) -> int:
         print(path or "", end="\n" if path else "")
         return 0 if path else 1
     install: Mapping[str, Callable[[], object]] = {
-        "lambda": emulator,
+        "lambda": runtime,
         "dynamodb-local": dynamodb,
         "node": node,
     }

@@ -1,4 +1,4 @@
-"""Lambda functions: execution environments that run under the Runtime Interface Emulator.
+"""Lambda functions: execution environments, each with a Runtime API of its own.
 
 An environment runs one invocation at a time, to its end, even if its caller stops waiting. A dead
 environment is restarted for the next invocation, as at AWS. All functions share the account's
@@ -18,13 +18,11 @@ import threading
 import time
 import zipfile
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import httpx
+from typing import Any
 
 from roundgate_aws import machine
 from roundgate_aws.stack.runtime_api import InvocationFailed, RuntimeApi, Streamed
@@ -32,12 +30,10 @@ from roundgate_aws.template import TemplateFunction
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
-"""The limit on an event as JSON, in bytes. The emulator itself limits answers to 100 bytes more, as
-AWS does."""
-INVOCATION = "/2015-03-31/functions/function/invocations"
+"""The limit on an event as JSON, in bytes."""
 WRAPPER = "AWS_LAMBDA_EXEC_WRAPPER"
 LOOK_S = 0.05
-"""The seconds between two checks whether the process of a streamed invocation is alive."""
+"""The seconds between two checks whether the process of an invocation is alive."""
 
 
 class PayloadTooLarge(InvocationFailed):
@@ -77,19 +73,17 @@ class Environment:
     function: TemplateFunction
     number: int
     code: Path
-    tools: EmulatorPrograms
+    python: Path
+    """The functions' Python, with AWS's runtime client."""
     variables: Mapping[str, str]
     log: Path
     process: subprocess.Popen[bytes] | None = None
-    port: int = 0
     invocations: int = 0
     starts: int = 0
     is_ended: bool = False
-    api: RuntimeApi | None = None
-    """The Runtime API of an environment that streams; others have the emulator's."""
+    api: RuntimeApi = field(default_factory=RuntimeApi)
     api_address: str = ""
     _ending: threading.Lock = field(default_factory=threading.Lock)
-    _ports: ExitStack = field(default_factory=ExitStack)
 
     @property
     def name(self) -> str:
@@ -99,58 +93,32 @@ class Environment:
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    @property
-    def streams(self) -> bool:
-        """Return whether the function replaces AWS's runtime by a loop of its own."""
-        return WRAPPER in self.function.environment
-
     async def listen(self) -> None:
         """Start a Runtime API for the next process: the former one may have an open request."""
-        if self.api is not None:
-            self.api.close()
+        self.api.close()
         self.api = RuntimeApi()
         self.api_address = await self.api.start()
 
     def start(self) -> None:
-        """Start the process. The emulator begins the init phase with the first invocation.
-
-        Raises:
-            InvocationFailed: the environment was ended meanwhile, or cannot be started.
-        """
+        """Start the process, which begins the init phase. Raise InvocationFailed if the environment
+        was ended meanwhile."""
         with self._ending, self.log.open("ab") as sink:
             if self.is_ended:
                 raise InvocationFailed(f"{self.name} was ended and is not started again")
-            runtime = [str(self.tools.python), "-m", "awslambdaric", self.function.handler]
+            runtime = [str(self.python), "-m", "awslambdaric", self.function.handler]
             self.process = subprocess.Popen(
-                [*(self._wrapper() if self.streams else self._emulator()), *runtime],
+                [*self._wrapper(), *runtime],
                 cwd=self.code,
                 env=self.environ(),
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
             )
-        until = time.monotonic() + START_S
-        while not self.streams and not machine.is_listening(self.port):
-            if time.monotonic() > until or not self.is_alive:
-                raise InvocationFailed(
-                    f"{self.name} did not start; its log:\n{self.log.read_text()[-2000:]}"
-                )
-            time.sleep(0.01)
         self.starts += 1
 
     def _wrapper(self) -> list[str]:
-        script = self.function.environment[WRAPPER].removeprefix("/var/task/")
-        return ["sh", str(self.code / script)]
-
-    def _emulator(self) -> list[str]:
-        self._ports.close()
-        self.port, api = (self._ports.enter_context(machine.reserved_port()) for _ in range(2))
-        return [
-            str(self.tools.emulator),
-            *("--runtime-interface-emulator-address", f"127.0.0.1:{self.port}"),
-            *("--runtime-api-address", f"127.0.0.1:{api}"),
-            *("--log-level", "error"),
-        ]
+        script = self.function.environment.get(WRAPPER, "").removeprefix("/var/task/")
+        return ["sh", str(self.code / script)] if script else []
 
     def environ(self) -> dict[str, str]:
         """Return the variables of the process."""
@@ -167,7 +135,7 @@ class Environment:
             "PYTHONDONTWRITEBYTECODE": "1",
             **function.environment,
             **self.variables,
-            **({"AWS_LAMBDA_RUNTIME_API": self.api_address} if self.streams else {}),
+            "AWS_LAMBDA_RUNTIME_API": self.api_address,
         }
 
     def kill(self) -> None:
@@ -182,27 +150,8 @@ class Environment:
         """Stop the environment permanently, even while another thread starts it."""
         with self._ending:
             self.is_ended = True
-            self._ports.close()
-        if self.api is not None:
-            self.api.close()
+        self.api.close()
         self.kill()
-
-
-@dataclass(frozen=True)
-class EmulatorPrograms:
-    """The programs that run environments."""
-
-    emulator: Path
-    python: Path
-
-    @classmethod
-    def find(cls) -> EmulatorPrograms:
-        """Return the programs; install them if necessary.
-
-        Raises:
-            UsageError: a program cannot be installed.
-        """
-        return cls(*machine.emulator())
 
 
 def why_not() -> str | None:
@@ -216,14 +165,14 @@ def environments(
     function: TemplateFunction,
     count: int,
     code: Path,
-    tools: EmulatorPrograms,
+    python: Path,
     variables: Mapping[str, str],
     logs: Path,
 ) -> list[Environment]:
     """Return environments of a function, with a log in the folder `logs` for each."""
     return [
         Environment(
-            function, number, code, tools, variables, logs / f"{function.name}-{number}.log"
+            function, number, code, python, variables, logs / f"{function.name}-{number}.log"
         )
         for number in range(1, count + 1)
     ]
@@ -234,7 +183,6 @@ class EnvironmentPool:
     """The environments of a function."""
 
     environments: list[Environment]
-    http: httpx.AsyncClient
     account: Account
     counts: Counter[str] = field(default_factory=Counter)
     """The metrics Invocations, Errors and Throttles, as AWS counts them."""
@@ -258,42 +206,33 @@ class EnvironmentPool:
             Throttled: the account's concurrency limit is reached.
             InvocationFailed: the function failed.
         """
-        payload = _encoded(event)
-        return await asyncio.shield(
-            self._begun(lambda environment: self._invoke(environment, payload, client_context))
-        )
+        streamed = await self.stream(event, client_context)
+        answer = b"".join([chunk async for chunk in streamed.chunks()])
+        return json.loads(answer or b"null")
 
-    async def stream(self, event: Any) -> Streamed:
-        """Begin an invocation whose response streams; return it. Its errors are those of `invoke`,
-        and come with its chunks, except PayloadTooLarge."""
-        streamed = Streamed(_encoded(event), self.environments[0].function.timeout_s)
+    async def stream(self, event: Any, client_context: str = "") -> Streamed:
+        """Begin an invocation whose response may stream; return it. Its errors are those of
+        `invoke`, and come with its chunks, except PayloadTooLarge."""
+        timeout_s = self.environments[0].function.timeout_s
+        streamed = Streamed(_encoded(event), timeout_s, client_context=client_context)
 
-        def end(done: asyncio.Task[Any]) -> None:
+        def end(done: asyncio.Task[None]) -> None:
+            self._running.discard(done)
             error = None if done.cancelled() else done.exception()
             if not isinstance(error, InvocationFailed):
                 error = InvocationFailed("the environment ended")
             streamed.end(error)  # no effect on a response that has ended
 
-        running = self._begun(lambda environment: self._stream(environment, streamed))
+        running = asyncio.create_task(self._counted(streamed))
+        self._running.add(running)
         running.add_done_callback(end)
         return streamed
 
-    def _begun(self, run: Run) -> asyncio.Task[Any]:
-        running = asyncio.create_task(self._counted(run))
-        self._running.add(running)
-        running.add_done_callback(self._ended)
-        return running
-
-    def _ended(self, running: asyncio.Task[Any]) -> None:
-        self._running.discard(running)
-        if not running.cancelled():
-            running.exception()  # mark it as retrieved: the caller may be cancelled
-
-    async def _counted(self, run: Run) -> Any:
+    async def _counted(self, streamed: Streamed) -> None:
         try:
             with self.account.execution():
                 self.counts["Invocations"] += 1
-                return await self._run(run)
+                await self._run(streamed)
         except Throttled:
             self.counts["Throttles"] += 1
             raise
@@ -301,51 +240,29 @@ class EnvironmentPool:
             self.counts["Errors"] += 1
             raise
 
-    async def _run(self, run: Run) -> Any:
+    async def _run(self, streamed: Streamed) -> None:
         environment = await self._free.get()
         try:
             if not environment.is_alive:
-                if environment.streams:
-                    await environment.listen()
+                await environment.listen()
                 await asyncio.to_thread(environment.start)
             environment.invocations += 1
             self.recent.append(environment.name)
-            return await run(environment)
+            await self._invoke(environment, streamed)
         finally:
             self._free.put_nowait(environment)
 
-    async def _invoke(self, environment: Environment, payload: bytes, context: str) -> Any:
-        url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
-        headers = {"X-Amz-Client-Context": context} if context else {}
-        timeout_s = environment.function.timeout_s + START_S
-        try:
-            response = await self.http.post(
-                url, content=payload, headers=headers, timeout=timeout_s
-            )
-        except httpx.HTTPError as error:
-            raise InvocationFailed(f"{environment.name}: {type(error).__name__}") from None
-        try:
-            result = response.json()
-        except ValueError:  # text of the emulator, such as "Task timed out after …"
-            environment.kill()  # as AWS does after a time-out or a crash of the runtime
-            details = {"errorType": "Sandbox.Timedout", "errorMessage": response.text[:500]}
-            raise InvocationFailed(f"{environment.name}: {response.text[:500]}", details) from None
-        if isinstance(result, dict) and "errorMessage" in result and "errorType" in result:
-            raise InvocationFailed(
-                f"{environment.name}: {result['errorType']}: {result['errorMessage']}", result
-            )
-        return result
-
-    async def _stream(self, environment: Environment, streamed: Streamed) -> None:
+    async def _invoke(self, environment: Environment, streamed: Streamed) -> None:
         """Run an invocation to the end of its response."""
-        assert environment.api is not None
+        streamed.ends_s = time.monotonic() + START_S
         environment.api.invoke(streamed)
         while not streamed.is_over.is_set():
             if not environment.is_alive:
                 streamed.fail(environment.api.init_error or {"errorType": "Runtime.ExitError"})
             elif time.monotonic() > streamed.ends_s:
                 environment.kill()
-                streamed.fail({"errorType": "Sandbox.Timedout"})
+                late = f"Task timed out after {streamed.timeout_s:.2f} seconds"
+                streamed.fail({"errorType": "Sandbox.Timedout", "errorMessage": late})
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await streamed.is_over.wait()
@@ -358,9 +275,6 @@ class EnvironmentPool:
             running.cancel()
         for environment in self.environments:
             environment.end()
-
-
-Run: TypeAlias = Callable[[Environment], Awaitable[Any]]
 
 
 def _encoded(event: Any) -> bytes:
@@ -380,8 +294,7 @@ def unpack(source: Path, directory: Path) -> Path:
 
 
 def family(pid: int) -> list[int]:
-    """Return the ids of a process and its descendants. The runtime has a process group of its own,
-    so killing the emulator's group is not enough."""
+    """Return the ids of a process and its descendants."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [
         pid,

@@ -26,16 +26,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import yaml
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from roundgate.net.serving import served
+from roundgate_aws import machine
 from roundgate_aws.stack.functions import (
     MAX_PAYLOAD_BYTES,
     Account,
-    EmulatorPrograms,
     EnvironmentPool,
     Throttled,
     environments,
@@ -147,8 +146,7 @@ def refused(
 def make_pools(
     file: Path,
     logs: Path,
-    tools: EmulatorPrograms,
-    http: httpx.AsyncClient,
+    python: Path,
     variables: Mapping[str, str],
 ) -> dict[str, EnvironmentPool]:
     """Return a pool for each function of a file, with its environments and reserved concurrency."""
@@ -168,8 +166,8 @@ def make_pools(
             events={},
         )
         count, code = int(declaration.get("environments", 2)), file.parent.resolve()
-        made = environments(function, count, code, tools, variables, logs)
-        pools[name] = EnvironmentPool(made, http, Account(int(declaration.get("reserved", 1_000))))
+        made = environments(function, count, code, python, variables, logs)
+        pools[name] = EnvironmentPool(made, Account(int(declaration.get("reserved", 1_000))))
     return pools
 
 
@@ -177,20 +175,18 @@ def make_pools(
 async def functions_at(
     file: Path,
     directory: Path,
-    tools: EmulatorPrograms,
+    python: Path,
     *,
     port: int | None = None,
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[str, LambdaApi]]:
     """Serve the functions of a file; yield the URL of the API, and the API."""
-    limits = httpx.Limits(max_keepalive_connections=0)
-    async with httpx.AsyncClient(trust_env=False, limits=limits) as http:
-        api = LambdaApi(make_pools(file, directory, tools, http, more or {}))
-        try:
-            async with served(api, port=port or 0) as bound:
-                yield f"http://127.0.0.1:{bound}", api
-        finally:
-            api.close()
+    api = LambdaApi(make_pools(file, directory, python, more or {}))
+    try:
+        async with served(api, port=port or 0) as bound:
+            yield f"http://127.0.0.1:{bound}", api
+    finally:
+        api.close()
 
 
 def main() -> int:
@@ -205,16 +201,16 @@ def main() -> int:
     # handle SIGTERM like Ctrl-C, so the child processes are ended
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        asyncio.run(_serve(arguments.file, arguments.port, EmulatorPrograms.find()))
+        asyncio.run(_serve(arguments.file, arguments.port, machine.runtime()))
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-async def _serve(file: Path, port: int | None, tools: EmulatorPrograms) -> None:
+async def _serve(file: Path, port: int | None, python: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         own = {name: value for name, value in os.environ.items() if name.startswith("EXAMPLE_")}
-        async with functions_at(file, Path(directory), tools, port=port, more=own) as (url, api):
+        async with functions_at(file, Path(directory), python, port=port, more=own) as (url, api):
             print(f"functions: {', '.join(api.pools)}\nAWS_ENDPOINT_URL_LAMBDA={url}", flush=True)
             await asyncio.Event().wait()
 

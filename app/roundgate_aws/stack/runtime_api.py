@@ -1,5 +1,5 @@
-"""Lambda's Runtime API for one execution environment, with responses that stream. AWS's emulator
-hands a streamed response on only when it is complete.
+"""Lambda's Runtime API for one execution environment, with responses that stream. AWS's Runtime
+Interface Emulator hands a streamed response on only when it is complete.
 
     invoke ──▶ GET next ──▶ POST response ── chunk ── chunk ── end, or a truncated request
                        └──▶ POST error
@@ -10,6 +10,7 @@ https://docs.aws.amazon.com/lambda/latest/dg/runtimes-api.html
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import time
@@ -24,6 +25,8 @@ import h11
 from roundgate.errors import Inside
 
 READ_BYTES: Final = 65_536
+MAX_HEADER_BYTES: Final = 1024 * 1024
+"""The limit on the head of a request. The runtime client reports an exception in a header."""
 VERSION: Final = "/2018-06-01/runtime"
 STREAMING: Final = {
     "content-type": "application/vnd.awslambda.http-integration-response",
@@ -31,6 +34,8 @@ STREAMING: Final = {
     "transfer-encoding": "chunked",
 }
 DELIMITER: Final = bytes(8)
+MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024 + 100
+"""The limit on a response that does not stream."""
 MAX_HEAD_BYTES: Final = 16_384
 """The limit on the bytes of a stream within which its head ends."""
 
@@ -50,11 +55,13 @@ class Streamed:
 
     event: bytes
     timeout_s: float
+    client_context: str = ""
+    """The client context as JSON, in base64."""
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     _arrived: asyncio.Queue[bytes | Exception | None] = field(default_factory=asyncio.Queue)
     ends_s: float = math.inf
-    """The time of `time.monotonic` at which the function has to have ended; unknown until it has
-    the event."""
+    """The time of `time.monotonic` at which the function has to have taken the event, or, once it
+    has, to have ended."""
     error: Exception | None = None
     """The error with which the response has ended."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -163,7 +170,11 @@ class RuntimeApi:
             ("Lambda-Runtime-Deadline-Ms", str(deadline_ms)),
             ("Lambda-Runtime-Invoked-Function-Arn", "arn:aws:lambda:local:1:function:gateway"),
             ("Lambda-Runtime-Trace-Id", "Root=1-00000000-000000000000000000000000"),
+            ("Content-Type", "application/json"),
         ]
+        if streamed.client_context:
+            context = base64.b64decode(streamed.client_context)
+            headers.append(("Lambda-Runtime-Client-Context", context.decode("latin-1")))
         await connection.answer(200, headers, streamed.event)
 
     async def _take(
@@ -172,6 +183,9 @@ class RuntimeApi:
         is_whole = "lambda-runtime-function-response-mode" not in headers
         if not is_whole and any(headers.get(name) != value for name, value in STREAMING.items()):
             streamed.fail({"errorType": "Runtime.BadResponse", "errorMessage": f"{headers}"})
+            return
+        if is_whole:
+            await self._take_whole(connection, streamed)
             return
         streamed._writer = connection.writer
         try:
@@ -184,13 +198,28 @@ class RuntimeApi:
         streamed.end(None)
         await connection.answer(202)
 
+    async def _take_whole(self, connection: _Connection, streamed: Streamed) -> None:
+        answer = await connection.body()
+        if len(answer) > MAX_ANSWER_BYTES:
+            message = (
+                "Response payload size exceeded maximum allowed payload size "
+                f"({MAX_ANSWER_BYTES} bytes)."
+            )
+            report = {"errorType": "Function.ResponseSizeTooLarge", "errorMessage": message}
+            streamed.fail(report)
+            await connection.answer(413)
+            return
+        streamed._arrived.put_nowait(answer)
+        streamed.end(None)
+        await connection.answer(202)
+
 
 class _Connection:
     """One exchange with the function."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self.writer = reader, writer
-        self._http = h11.Connection(h11.SERVER)
+        self._http = h11.Connection(h11.SERVER, MAX_HEADER_BYTES)
 
     async def event(self) -> Any:
         while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -206,7 +235,7 @@ class _Connection:
     async def answer(
         self, status: int, headers: Sequence[tuple[str, str]] = (), body: bytes = b""
     ) -> None:
-        fields = [*headers, ("Content-Length", str(len(body)))]
+        fields = [*headers, ("Content-Length", str(len(body))), ("Connection", "close")]
         for event in (h11.Response(status_code=status, headers=fields), h11.Data(data=body)):
             self.writer.write(self._http.send(event) or b"")
         self.writer.write(self._http.send(h11.EndOfMessage()) or b"")

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import httpx
-
 from roundgate import config as loading
 from roundgate.backends import kind_of
 from roundgate.errors import UsageError
@@ -25,7 +23,6 @@ from roundgate_aws.packaging import PLACEHOLDER
 from roundgate_aws.stack.events import INTEGRATION_S, Front, Poller, Schedule
 from roundgate_aws.stack.functions import (
     Account,
-    EmulatorPrograms,
     Environment,
     EnvironmentPool,
     environments,
@@ -60,10 +57,9 @@ class Deployment:
 
     template: StackTemplate
     zips: Path
-    tools: EmulatorPrograms
+    python: Path
     variables: Mapping[str, str]
     directory: Path
-    http: httpx.AsyncClient
     times: Times
     account: Account
 
@@ -85,8 +81,8 @@ class Deployment:
         code, variables = self.directory / of, {**self.variables, **changes}
         if not code.exists():
             unpack(self.zips / function.zip.name, code)
-        made = environments(function, count, code, self.tools, variables, self.directory)
-        return EnvironmentPool(made, self.http, self.account)
+        made = environments(function, count, code, self.python, variables, self.directory)
+        return EnvironmentPool(made, self.account)
 
     def api(self, pool: EnvironmentPool) -> Front | RestFront:
         """Return the API in front of a pool of gateways."""
@@ -146,7 +142,7 @@ async def running(
         more: variables for both functions.
         functions: a file that declares other functions, which the stack's functions may invoke.
     """
-    tools = find_tools()
+    python = find_tools()
     with machine.reserved_port() as free, services(directory) as aws:
         port = port or free
         url = f"http://127.0.0.1:{port}"
@@ -158,13 +154,10 @@ async def running(
         async with AsyncExitStack() as others:
             invoked = None
             if functions is not None:
-                at = functions_at(functions, directory, tools, more=more)
+                at = functions_at(functions, directory, python, more=more)
                 variables["AWS_ENDPOINT_URL_LAMBDA"], invoked = await others.enter_async_context(at)
-            http = await others.enter_async_context(
-                httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
-            )
             deployment = Deployment(
-                template, zips, tools, variables, directory, http, times, Account(executions)
+                template, zips, python, variables, directory, times, Account(executions)
             )
             front, back = deployment.gateways(gateways), deployment.workers(workers)
             others.callback(back.close)
@@ -252,17 +245,17 @@ async def build_with_functions(config: Path, functions: Path, directory: Path) -
     named = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
     logs = directory / "telling"
     logs.mkdir(parents=True, exist_ok=True)
-    async with functions_at(functions, logs, EmulatorPrograms.find()) as (url, _):
+    async with functions_at(functions, logs, machine.runtime()) as (url, _):
         more = {**named, "AWS_DEFAULT_REGION": REGION, "AWS_ENDPOINT_URL_LAMBDA": url}
         return await asyncio.to_thread(build_zips, config, directory / "zips", more)
 
 
-def find_tools() -> EmulatorPrograms:
-    """Return the programs that run functions; install them, DynamoDB Local and moto if necessary.
+def find_tools() -> Path:
+    """Return the functions' Python; install it, DynamoDB Local and moto if necessary.
 
     Raises:
         UsageError: a program cannot be installed.
     """
     machine.dynamodb()
     machine.provide_moto()
-    return EmulatorPrograms.find()
+    return machine.runtime()

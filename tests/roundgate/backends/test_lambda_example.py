@@ -12,7 +12,8 @@ import pytest
 from roundgate import config
 from roundgate.cli import main
 from roundgate.main import build_app
-from roundgate_aws.stack.functions import EmulatorPrograms, why_not
+from roundgate_aws import machine
+from roundgate_aws.stack.functions import why_not
 from roundgate_aws.stack.lambda_api import functions_at
 from tests.support.asgi import client
 from tests.support.documents import ROOT
@@ -29,8 +30,8 @@ async def test_the_example_finds_asks_exports_and_cancels_once_approved(
     if reason := why_not():
         pytest.skip(reason)
     file = shutil.copytree(ORDERS, tmp_path / "orders") / "gateway.yaml"
-    tools = await asyncio.to_thread(EmulatorPrograms.find)
-    async with functions_at(file.parent / "functions/functions.yaml", tmp_path, tools) as (url, _):
+    python = await asyncio.to_thread(machine.runtime)
+    async with functions_at(file.parent / "functions/functions.yaml", tmp_path, python) as (url, _):
         use(monkeypatch, url)
         assert await asyncio.to_thread(main, ["compile", str(file)]) == 0
         app = build_app(config.load(file), task_settings(tmp_path, worker="on"))

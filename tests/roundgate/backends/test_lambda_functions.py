@@ -1,5 +1,5 @@
-"""Functions of AWS Lambda behind a gateway, real ones under AWS's emulator: what they
-say, and what they do not."""
+"""Functions of AWS Lambda behind a gateway, real ones under AWS's runtime client: what
+they say, and what they do not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest_asyncio
 from roundgate.backends.aws_lambda.config import MAX_PAYLOAD_BYTES
 from roundgate.backends.aws_lambda.messages import MAX_EVENT_BYTES
 from roundgate.cli import main
-from roundgate_aws.stack.functions import EmulatorPrograms, EnvironmentPool, why_not
+from roundgate_aws import machine
+from roundgate_aws.stack.functions import EnvironmentPool, why_not
 from roundgate_aws.stack.lambda_api import LambdaApi, functions_at
 from tests.support import wire
 from tests.support.lambdas import FUNCTIONS, entry, gateway_with, use
@@ -50,10 +51,10 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("functions")
     effects = directory / "effects.txt"
-    tools = await asyncio.to_thread(EmulatorPrograms.find)
+    python = await asyncio.to_thread(machine.runtime)
     with pytest.MonkeyPatch.context() as patch:
         more = {"EFFECTS": str(effects)}
-        async with functions_at(FUNCTIONS, directory, tools, more=more) as (url, api):
+        async with functions_at(FUNCTIONS, directory, python, more=more) as (url, api):
             use(patch, url)
             yield Served(api, effects)
 

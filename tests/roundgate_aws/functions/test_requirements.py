@@ -154,7 +154,7 @@ def test_a_lock_without_the_wheel_of_an_architecture_says_what_to_do(
 ) -> None:
     wheel(index, "fast", "cp313-cp313-manylinux_2_28_aarch64")
     made = locking.for_repository(Requirements(None, ("fast",)), tmp_path, "arm64")
-    with pytest.raises(ConfigError, match="fast==1.0 has no wheel for python3.13 on Linux, x86_64"):
+    with pytest.raises(ConfigError, match=r"fast==1\.0 has no wheel for python3\.13"):
         locking.packages(made, "x86_64")
     wheel(index, "fast", "cp313-cp313-manylinux_2_28_x86_64")
     with pytest.raises(ConfigError, match="run `roundgate package --lock --arch x86_64`"):

@@ -101,24 +101,20 @@ def test_processes_that_need_the_same_at_once_install_it_once(cache: Path) -> No
     assert {(one / "tool").read_text() for one in found} == {"whole"}
 
 
-def test_the_emulator_comes_out_of_sam_and_runs_functions_in_their_own_python(
+def test_functions_run_in_a_python_of_their_own(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "SAM", "1.0")
-    binary = f"samcli/local/rapid/aws-lambda-rie-{machine.architecture()}"
-    publish(cache, "aws_sam_cli", "1.0", **{binary: "#!/bin/sh\necho emulated\n"})
     publish(cache, "awslambdaric", machine._RUNTIME_CLIENT, **{"awslambdaric.py": ""})
     publish(cache, "boto3", "1.0", **{"boto3.py": "here = True\n"})
-    rie, python = machine.emulator()
-    assert subprocess.run([rie], capture_output=True, text=True).stdout == "emulated\n"
+    python = machine.runtime()
     code = "import awslambdaric, boto3; print(boto3.here)"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
     monkeypatch.setattr(machine, "interpreter", lambda: None)
-    assert machine.emulator() == (rie, python)  # it is there
+    assert machine.runtime() == python  # it is there
     (cache / "lambda/.stamp").unlink()
     with pytest.raises(UsageError, match=r"functions need Python 3\.\d+; install it"):
-        machine.emulator()
+        machine.runtime()
 
 
 def test_moto_is_found_where_it_is_installed_and_installed_where_it_is_not(
