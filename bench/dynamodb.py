@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from roundgate.clock import Clock
-from roundgate.storage.dynamodb import CONFIG, Table, create_table
+from roundgate.storage.dynamodb import CONFIG, Table
 from roundgate_aws import machine
-from roundgate_aws.stack.services import dynamodb_local
+from roundgate_aws.stack.services import create_table, dynamodb_local
 
 
 @dataclass

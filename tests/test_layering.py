@@ -43,7 +43,7 @@ HOMES = {
         "main",
         "roundgate_aws.api_gateway",
     },
-    "starlette": {"roundgate_console", "http", "main", "roundgate_aws"},
+    "starlette": {"roundgate_console", "http", "main", "roundgate_aws", "roundgate_testing"},
     "mangum": {"roundgate_aws.api_gateway", "roundgate_aws.http", "roundgate_aws.stream"},
     "h11": {"roundgate_aws.stack"},
     "jinja2": {"roundgate_console.frame"},

@@ -23,25 +23,7 @@ from roundgate.cli.arguments import Commands, command, flag, repeated
 from roundgate.cli.output import say
 from roundgate.client import Bearer
 from roundgate.errors import ConfigError, GatewayError, UsageError
-from roundgate_testing.cassettes import (
-    RULES,
-    SCHEMA,
-    Cassette,
-    CassetteVerifier,
-    IncomingRequest,
-    Outcome,
-    Proxy,
-    Recorder,
-    Rule,
-    StandIn,
-    WebReply,
-    address,
-    check_paths,
-    read,
-    secret_names,
-    serving,
-    write,
-)
+from roundgate_testing import cassettes
 
 
 def declare(commands: Commands) -> None:
@@ -107,18 +89,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _record(arguments: argparse.Namespace) -> int:
-    host, port = address(arguments.listen)
+    host, port = cassettes.address(arguments.listen)
     _check_writable(arguments.file)
-    recorder = Recorder(
+    recorder = cassettes.Recorder(
         arguments.file,
         arguments.url,
-        rules=(*RULES, *map(_rule, arguments.rule)),
-        ignore=check_paths("--ignore", arguments.ignore),
-        redact=check_paths("--redact", arguments.redact),
+        rules=(*cassettes.RULES, *map(_rule, arguments.rule)),
+        ignore=cassettes.check_paths("--ignore", arguments.ignore),
+        redact=cassettes.check_paths("--redact", arguments.redact),
         secrets={name: _from_environment(name) for name in arguments.redact_env},
     )
-    proxy = Proxy(arguments.url, recorder)
-    async with serving(proxy.answer, host, port) as port:
+    proxy = cassettes.Proxy(arguments.url, recorder)
+    async with cassettes.serving(proxy.answer, host, port) as port:
         proxy.listens_at(_origin(host, port))
         _announce(host, port, proxy.path, f"recording to {arguments.file}; press Ctrl-C to stop")
         await _wait_for_signal()
@@ -132,11 +114,11 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"{path} cannot be written: choose another file")
 
 
-def _rule(text: str) -> Rule:
+def _rule(text: str) -> cassettes.Rule:
     name, equals, pattern = text.partition("=")
     try:
         if equals:
-            return Rule(name, pattern=pattern)
+            return cassettes.Rule(name, pattern=pattern)
     except ValueError:  # the name or the pattern is invalid
         pass
     raise UsageError(
@@ -153,16 +135,16 @@ def _from_environment(name: str) -> str:
 
 
 async def _serve(arguments: argparse.Namespace) -> int:
-    host, port = address(arguments.listen)
-    cassette = read(arguments.file)
-    stand_in: StandIn | None = None  # created once the port is known
+    host, port = cassettes.address(arguments.listen)
+    cassette = cassettes.read(arguments.file)
+    stand_in: cassettes.StandIn | None = None  # created once the port is known
 
-    async def answer(request: IncomingRequest) -> WebReply | None:
+    async def answer(request: cassettes.IncomingRequest) -> cassettes.WebReply | None:
         assert stand_in is not None
         return await stand_in.answer(request.method, request.headers, request.body)
 
-    async with serving(answer, host, port) as port:
-        stand_in = StandIn(cassette, origin=_origin(host, port))
+    async with cassettes.serving(answer, host, port) as port:
+        stand_in = cassettes.StandIn(cassette, origin=_origin(host, port))
         _announce(host, port, "/mcp", f"answering from {arguments.file}; press Ctrl-C to stop")
         await _wait_for_signal()
     return remote.DONE
@@ -188,16 +170,16 @@ async def _wait_for_signal() -> None:
 
 
 async def _verify(arguments: argparse.Namespace) -> int:
-    cassette = read(arguments.file)
+    cassette = cassettes.read(arguments.file)
     number = len(cassette.interactions)
     only = set(arguments.only or range(1, number + 1))
     if not only <= set(range(1, number + 1)):
         raise UsageError(f"--only: the cassette has interactions 1 to {number}")
-    ignore = (*cassette.ignore, *check_paths("--ignore", arguments.ignore))
+    ignore = (*cassette.ignore, *cassettes.check_paths("--ignore", arguments.ignore))
     compared = replace(cassette, ignore=ignore)
     token = os.environ.get(arguments.token_env)
     recorder = _recorder(arguments, cassette) if arguments.update else None
-    verifier = CassetteVerifier(
+    verifier = cassettes.CassetteVerifier(
         compared,
         arguments.urls,
         transport=recorder,
@@ -212,11 +194,11 @@ async def _verify(arguments: argparse.Namespace) -> int:
     return _report(differing, len(only))
 
 
-def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
+def _recorder(arguments: argparse.Namespace, cassette: cassettes.Cassette) -> cassettes.Recorder:
     if len(arguments.urls) > 1:
         raise UsageError("--update accepts one URL")
-    secrets = {name: os.environ.get(name, "") for name in secret_names(cassette)}
-    return Recorder(
+    secrets = {name: os.environ.get(name, "") for name in cassettes.secret_names(cassette)}
+    return cassettes.Recorder(
         None,
         arguments.urls[0],
         rules=cassette.rules,
@@ -227,7 +209,10 @@ def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
 
 
 def _update(
-    arguments: argparse.Namespace, cassette: Cassette, recorder: Recorder, numbers: Sequence[int]
+    arguments: argparse.Namespace,
+    cassette: cassettes.Cassette,
+    recorder: cassettes.Recorder,
+    numbers: Sequence[int],
 ) -> int:
     recorded, fresh = cassette.interactions, recorder.cassette.interactions
     if len(fresh) != len(recorded):
@@ -238,13 +223,13 @@ def _update(
     if numbers:
         pairs = enumerate(zip(recorded, fresh, strict=True), 1)
         interactions = tuple(new if number in numbers else old for number, (old, new) in pairs)
-        write(replace(cassette, interactions=interactions), arguments.file)
+        cassettes.write(replace(cassette, interactions=interactions), arguments.file)
     named = ", ".join(map(str, numbers)) or "nothing"
     say(f"recorded again in {arguments.file}: {named}", to=sys.stderr)
     return remote.DONE
 
 
-def _report(differing: Sequence[Outcome], total: int) -> int:
+def _report(differing: Sequence[cassettes.Outcome], total: int) -> int:
     for outcome in differing:
         say(f"{outcome.number}: {outcome.title}")
         for difference in outcome.differences:
@@ -258,7 +243,7 @@ def _report(differing: Sequence[Outcome], total: int) -> int:
 
 
 async def _schema(_: argparse.Namespace) -> int:
-    print(json.dumps(SCHEMA, indent=2))
+    print(json.dumps(cassettes.SCHEMA, indent=2))
     return remote.DONE
 
 

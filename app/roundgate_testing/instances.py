@@ -30,15 +30,7 @@ from roundgate.replay import here
 from roundgate.runtime import checks
 from roundgate.runtime.startup import Loaded, Stores, load
 from roundgate.settings import AuditConfig, Origin, Settings, yaml_file
-from roundgate.storage import Mark
-from roundgate.storage.sqlite import (
-    SqliteDatabase,
-    SqliteQueue,
-    SqliteSessions,
-    SqliteTasks,
-    connect_in_memory,
-    transacted,
-)
+from roundgate.storage import Mark, sqlite
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import Key
@@ -160,11 +152,11 @@ class Memory:
     def stores(self, life: InstanceLife) -> Stores:
         """Return the stores of one instance, which block once the instance is dead."""
         database = _MemoryDatabase(self, life)
-        queue = SqliteQueue(database, self._clock)
+        queue = sqlite.SqliteQueue(database, self._clock)
         return Stores(
-            StoredTasks(SqliteTasks(database), queue),
+            StoredTasks(sqlite.SqliteTasks(database), queue),
             queue,
-            SqliteSessions(database, self._clock),
+            sqlite.SqliteSessions(database, self._clock),
         )
 
     def next_ms(self) -> int | None:
@@ -190,7 +182,7 @@ class Memory:
         """Return the only connection to the database. A second connection would open another
         database."""
         if self._connection is None:
-            self._connection = connect_in_memory()
+            self._connection = sqlite.connect_in_memory()
         return self._connection
 
     def close(self) -> None:
@@ -223,7 +215,7 @@ class InstanceLife:
         self._is_buried.set()
 
 
-class _MemoryDatabase(SqliteDatabase):
+class _MemoryDatabase(sqlite.SqliteDatabase):
     """The database of one instance, without threads, so that tests have no races."""
 
     def __init__(self, memory: Memory, life: InstanceLife) -> None:
@@ -236,7 +228,7 @@ class _MemoryDatabase(SqliteDatabase):
         return work(self._memory.connection)
 
     async def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = True) -> T:
-        return await self.read(lambda db: transacted(db, work))
+        return await self.read(lambda db: sqlite.transacted(db, work))
 
     async def aclose(self) -> None:
         """Do nothing, because the memory outlives the instance."""

@@ -33,6 +33,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from roundgate import replay
 from roundgate.auth import Principal
 from roundgate.backends import Returned, ServedTool
 from roundgate.client import Answers, CallResult
@@ -41,21 +42,7 @@ from roundgate.config import ConfigFile
 from roundgate.errors import ProtocolError, Suspend
 from roundgate.json import fresh
 from roundgate.protocol import ClientCapabilities, Meta, ToolResult
-from roundgate.replay import (
-    WATCH,
-    Branch,
-    Call,
-    Completed,
-    Context,
-    Failed,
-    Journal,
-    Restarted,
-    Run,
-    StepWatch,
-    Suspended,
-    engine,
-    here,
-)
+from roundgate.replay import engine
 from roundgate.runtime.startup import Core, build_core
 from roundgate.settings import Settings
 from roundgate.tasks import tool_result
@@ -112,12 +99,14 @@ def without_reference(text: str) -> str:
 
 
 def _ending_of_outcome(
-    outcome: Completed[Returned] | Failed | Suspended | Restarted, tool: str, clock: Clock
+    outcome: replay.Completed[Returned] | replay.Failed | replay.Suspended | replay.Restarted,
+    tool: str,
+    clock: Clock,
 ) -> CallEnding:
     """Return the ending of a handler's call, as its caller would see it."""
-    if not isinstance(outcome, Completed | Failed):
+    if not isinstance(outcome, replay.Completed | replay.Failed):
         return CallEnding("went on", None)
-    if isinstance(outcome, Completed) and not isinstance(outcome.value, ToolResult):
+    if isinstance(outcome, replay.Completed) and not isinstance(outcome.value, ToolResult):
         return CallEnding("went on", None)  # as a task of the service
     try:
         result = tool_result(outcome, tool, clock)
@@ -171,7 +160,7 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
 def _effect(event: str, args: tuple[Any, ...]) -> str | None:
     """Return a description of an audit event's effect. Return an empty text or `None` if the event
     has no effect, or if no handler is running outside of a step."""
-    if not isinstance(here.get(), Branch):
+    if not isinstance(replay.here.get(), replay.Branch):
         return None
     return _writing(*args) if event == "open" else _EVENTS.get(event, "").format(*args)
 
@@ -210,7 +199,7 @@ async def truth(
     now_ms: int,
     tool: str,
     arguments: Mapping[str, Any],
-    call: Call,
+    call: replay.Call,
     answers: Answers,
     events: Mapping[str, Any],
 ) -> CallEnding:
@@ -231,29 +220,29 @@ async def truth(
                 texts=core.texts(file.config, clock, ""),
                 read=catalog.read_resource,
             )
-            journal = Journal()
+            journal = replay.Journal()
             for _ in range(MAX_RUNS):
                 outcome = await _run(served, AnsweredRun(call, answers, journal, events), arguments)
                 match outcome:
-                    case Restarted(arguments=arguments):
+                    case replay.Restarted(arguments=arguments):
                         journal = journal.restarted(dict(arguments))
-                    case Suspended():
+                    case replay.Suspended():
                         journal = outcome.journal
                     case _:
                         break
             return _ending_of_outcome(outcome, tool, clock)
 
 
-async def _run(served: ServedTool, run: Run, arguments: Mapping[str, Any]) -> Any:
+async def _run(served: ServedTool, run: replay.Run, arguments: Mapping[str, Any]) -> Any:
     own_arguments = fresh(dict(arguments))
-    return await engine.run_handler(lambda: served.call(Context(run), own_arguments), run)
+    return await engine.run_handler(lambda: served.call(replay.Context(run), own_arguments), run)
 
 
 # In the test's process
 
 
 async def findings_elsewhere(
-    setup: Setup, tool: str, arguments: Mapping[str, Any], run: Run, expected: CallEnding
+    setup: Setup, tool: str, arguments: Mapping[str, Any], run: replay.Run, expected: CallEnding
 ) -> list[str]:
     """Replay a run in other processes, and return descriptions of the differences.
 
@@ -344,10 +333,10 @@ async def _ask(facts: bytes, environ: Mapping[str, str]) -> Any:
 # In the other process
 
 
-class _NothingNew(StepWatch):
+class _NothingNew(replay.StepWatch):
     """A watch that refuses every step without a recorded result."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: replay.Run) -> None:
         self._run = run
         self.new: list[str] = []
 
@@ -356,13 +345,13 @@ class _NothingNew(StepWatch):
         self._run.fail(RuntimeError("a replay must not run a step"))
         raise Suspend
 
-    def run_ended(self, run: Run) -> None:
+    def run_ended(self, run: replay.Run) -> None:
         if run.error is not None and not self.new:
             self.new.append(str(run.error))
         self.new += [f"it skips the recorded step {key}" for key in run.unasked() if not self.new]
 
 
-class _Replay(Run):
+class _Replay(replay.Run):
     """A run that ignores the names of step functions, because a test's fakes have other names."""
 
     def is_same(self, before: str, now: str | None) -> bool:
@@ -387,12 +376,12 @@ async def _replay(facts: Mapping[str, Any]) -> dict[str, Any]:
         for name in [*os.environ]:
             if name not in _KEPT and not name.startswith("PYTHON"):
                 del os.environ[name]
-        run = _Replay(_call(facts, clock), Journal.from_json(facts["journal"]))
+        run = _Replay(_call(facts, clock), replay.Journal.from_json(facts["journal"]))
         watch = _NothingNew(run)
-        WATCH.set(watch)
+        replay.WATCH.set(watch)
         with core.serving.use() as catalog:
             outcome = await _run(catalog.tool(facts["tool"]), run, facts["arguments"])
-    if isinstance(outcome, Suspended) and not watch.new:
+    if isinstance(outcome, replay.Suspended) and not watch.new:
         questions = ", ".join(outcome.requests) or "for another turn"
         watch.new.append(f"it asks {questions}, although all questions were answered")
     ending = _ending_of_outcome(outcome, facts["tool"], clock)
@@ -408,9 +397,9 @@ def _read(written: Sequence[str]) -> Source:
     return source
 
 
-def _call(facts: Mapping[str, Any], clock: Clock) -> Call:
+def _call(facts: Mapping[str, Any], clock: Clock) -> replay.Call:
     issuer, subject, client_id, scopes = facts["principal"]
-    return Call(
+    return replay.Call(
         principal=Principal(issuer, subject, client_id, frozenset(scopes)),
         meta=Meta(ClientCapabilities(facts["capabilities"]), facts["client"], None, None),
         deadline=Deadline(clock, None),

@@ -148,7 +148,7 @@ class Sender:
 def _redirected(response: HttpResponse, url: Url, redirects: int) -> Url:
     """Return the URL of a redirect within the server that keeps method and body. Raise
     `HttpRefused` for any other redirect."""
-    target = redirect_target(url, response.headers.get("location", ""))
+    target = url.redirected(response.headers.get("location", ""))
     if target is None or target.origin != url.origin or response.status not in (307, 308):
         # without its query, which may be confidential
         where = "" if target is None else f" to {target.root}{target.target.partition('?')[0]}"
@@ -160,15 +160,6 @@ def _redirected(response: HttpResponse, url: Url, redirects: int) -> Url:
     if redirects > _MAX_REDIRECTS:
         raise HttpRefused(response.status, "The server redirects in a circle")
     return target
-
-
-def redirect_target(url: Url, location: str) -> Url | None:
-    """Return the URL of a `Location` header in a response from `url`, or `None` if it is
-    malformed."""
-    try:
-        return Url.parse(f"{url.root}{location}" if location.startswith("/") else location)
-    except ClientError:
-        return None
 
 
 def _lacking_scope(response: HttpResponse, reason: str) -> str:

@@ -39,7 +39,7 @@ from roundgate.client.messages import (
     unreadable_response,
 )
 from roundgate.client.sender import Redact
-from roundgate.client.transport import Limits
+from roundgate.client.transport import IdleLimit, Limits
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
 from roundgate.json import encode
@@ -546,11 +546,12 @@ class StdioLink:
         if message["method"] == "ping":
             answer = {"result": {}}
         elif isinstance(params, dict):
-            askable = [pending for pending in self._waiting.values() if pending.listener.on_request]
+            waiting = [(each.idle, each.listener.on_request) for each in self._waiting.values()]
+            askable = [(idle, ask) for idle, ask in waiting if ask is not None]
             if askable:
-                newest = askable[-1]
-                with newest.suspended():
-                    answer = await newest.ask(request_id, str(message["method"]), params)
+                idle, ask = askable[-1]
+                with idle.suspended():
+                    answer = await ask(request_id, str(message["method"]), params)
         await self._write({"jsonrpc": "2.0", "id": request_id, **answer})
 
     def _finish_answer(self, task: asyncio.Task[None]) -> None:
@@ -585,9 +586,7 @@ class _Pending:
 
     def __init__(self, listener: Listener, limit_s: float) -> None:
         self.listener = listener
-        self._limit_s = limit_s
-        self._timeout: asyncio.Timeout | None = None
-        self._questions = 0
+        self.idle = IdleLimit(limit_s)
         self._received: asyncio.Queue[Json | ClientError] = asyncio.Queue()
 
     def has_token(self, token: Any) -> bool:
@@ -601,28 +600,6 @@ class _Pending:
         if self._received.qsize() < MAX_WAITING:
             self._received.put_nowait(message)
 
-    async def ask(self, request_id: Any, method: str, params: Json) -> Json:
-        """Return the listener's answer to a request of the server."""
-        assert self.listener.on_request is not None
-        return await self.listener.on_request(request_id, method, params)
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Suspend the time limit while a question is open."""
-        self._questions += 1
-        self._reschedule(None)
-        try:
-            yield
-        finally:
-            self._questions -= 1
-            if not self._questions:
-                self._reschedule(asyncio.get_running_loop().time() + self._limit_s)
-
-    def _reschedule(self, when: float | None) -> None:
-        if self._timeout is not None:
-            with suppress(RuntimeError):  # the timeout has ended
-                self._timeout.reschedule(when)
-
     async def answer(self) -> Json:
         """Return the response; pass progress notifications to the listener.
 
@@ -631,8 +608,8 @@ class _Pending:
             ClientError: the process has ended.
         """
         while True:
-            limit_s = None if self._questions else self._limit_s
-            async with asyncio.timeout(limit_s) as self._timeout:
+            async with self.idle.applied():
+                self.idle.start()
                 received = await self._received.get()
             if isinstance(received, ClientError):
                 raise received

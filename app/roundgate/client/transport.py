@@ -109,6 +109,15 @@ class Url(Struct, frozen=True):
         """The origin as text: `https://host`."""
         return f"{self.scheme}://{self.authority}"
 
+    def redirected(self, location: str) -> Url | None:
+        """Return the URL of a `Location` header in a response from this URL, or `None` if it is
+        malformed."""
+        is_path = location.startswith("/") and not location.startswith("//")
+        try:
+            return Url.parse(f"{self.root}{location}" if is_path else location)
+        except ClientError:
+            return None
+
     @property
     def is_confidential(self) -> bool:
         """Return whether requests cannot be read on the network: the scheme is https, or the host

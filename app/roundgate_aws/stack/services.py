@@ -23,10 +23,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.storage.dynamodb import create_table
 from roundgate_aws import machine
 from roundgate_aws.template import StackTemplate
 
@@ -119,6 +119,30 @@ def make_resources(aws: LocalAws, template: StackTemplate) -> dict[str, str]:
 
 
 # DynamoDB Local
+
+_OF_DEPLOYED: Final = frozenset(
+    {
+        *("DeletionProtectionEnabled", "SSESpecification"),
+        *("TimeToLiveSpecification", "PointInTimeRecoverySpecification"),
+    }
+)
+"""The properties of the table that CreateTable does not take."""
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return StackTemplate().properties("Table")
+
+
+def create_table(client: Any, name: str) -> None:
+    """Create the template's table, and wait until it exists."""
+    table = _table()
+    client.create_table(TableName=name, **{key: table[key] for key in table.keys() - _OF_DEPLOYED})
+    client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 1})
+    client.update_time_to_live(
+        TableName=name, TimeToLiveSpecification=table["TimeToLiveSpecification"]
+    )
+
 
 _WATCHER: Final = """
 import fcntl, os, subprocess, sys

@@ -15,25 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.settings.redacting import Redactor, split
+from roundgate_testing.cassettes import model
 from roundgate_testing.cassettes.matching import escape
-from roundgate_testing.cassettes.model import (
-    ENVELOPE,
-    MESSAGE,
-    META,
-    Cassette,
-    CassetteEvent,
-    Course,
-    Interaction,
-    Json,
-    RecordedRequest,
-    RecordedResponse,
-    Rule,
-    read_envelope,
-    read_method,
-    result_of,
-    without,
-    without_envelope,
-)
 from roundgate_testing.cassettes.recording import (
     ConversationSecrets,
     Hidden,
@@ -58,7 +41,7 @@ class Namer:
 
     def __init__(
         self,
-        rules: Sequence[Rule],
+        rules: Sequence[model.Rule],
         fixed: Mapping[str, str] | None = None,
         redactor: Redactor | None = None,
     ) -> None:
@@ -125,11 +108,11 @@ class Namer:
                 return pieces[0][0] if is_secret else value
         return value
 
-    def _member(self, rule: Rule | None, item: Any, *, is_sent: bool) -> Any:
+    def _member(self, rule: model.Rule | None, item: Any, *, is_sent: bool) -> Any:
         named = None if rule is None else self._by_member_rule(rule, item, is_sent=is_sent)
         return self.value(item, is_sent=is_sent) if named is None else named
 
-    def _by_member_rule(self, rule: Rule, item: Any, *, is_sent: bool) -> Any:
+    def _by_member_rule(self, rule: model.Rule, item: Any, *, is_sent: bool) -> Any:
         if isinstance(item, list):
             named = [self._by_member_rule(rule, part, is_sent=is_sent) for part in item]
             return named if named and None not in named else None
@@ -137,7 +120,7 @@ class Namer:
             return None
         return self._by_rule(rule, item, is_sent=is_sent)
 
-    def _by_rule(self, rule: Rule, value: Any, *, is_sent: bool) -> str | None:
+    def _by_rule(self, rule: model.Rule, value: Any, *, is_sent: bool) -> str | None:
         if is_sent and rule.name not in _MADE_BY_CLIENTS:
             return self.known(rule.name, value)
         if rule.name == "id" and (of_server := self.known("request", value)) is not None:
@@ -164,7 +147,7 @@ class Namer:
             self._regex = re.compile("|".join(map(_as_whole_word, longest_first)))
         return self._regex
 
-    def _pattern_namer(self, rule: Rule, *, is_sent: bool) -> Callable[[str], str | None]:
+    def _pattern_namer(self, rule: model.Rule, *, is_sent: bool) -> Callable[[str], str | None]:
         def named(value: str) -> str | None:
             if is_sent:
                 if (name := self.known(rule.name, value)) is None:
@@ -188,17 +171,17 @@ def _as_whole_word(value: str) -> str:
 
 def make_cassette(
     recording: Recording,
-    rules: Sequence[Rule],
+    rules: Sequence[model.Rule],
     ignore: Sequence[str] = (),
     redact: Sequence[str] = (),
-) -> Cassette:
+) -> model.Cassette:
     """Return the cassette of the exchanges recorded so far. `redact` has the paths of secret
     values."""
     secrets = ConversationSecrets(recording, redact)
     namer = Namer(rules, dict(_server_names(recording)), secrets.elsewhere())
     exchanges = _without_chance(recording.exchanges)
     writer = _Writer(secrets, namer, exchanges)
-    return Cassette(
+    return model.Cassette(
         tuple(writer.interaction(exchange) for exchange in exchanges),
         tuple(rules),
         tuple(ignore),
@@ -221,7 +204,7 @@ def _without_chance(exchanges: Sequence[RecordedExchange]) -> list[RecordedExcha
     superseded: set[int] = set()
     for exchange in reversed(exchanges):
         message = exchange.message
-        content = without(message, "id") if isinstance(message, dict) else message
+        content = model.without(message, "id") if isinstance(message, dict) else message
         has_failed = exchange.status in _TRIED_AGAIN or exchange.end == "cut"
         if has_failed and message is not None and content in later:
             superseded.add(exchange.number)
@@ -242,14 +225,14 @@ def _has_news(exchange: RecordedExchange, states: dict[str, Any]) -> bool:
         is_first = "(stream)" not in states
         states["(stream)"] = True
         return is_first or bool(exchange.events) or "last-event-id" in exchange.headers
-    if read_method(exchange.message) != "tasks/get":
+    if model.read_method(exchange.message) != "tasks/get":
         return True
-    result = result_of(exchange.decoded_body()[0])
+    result = model.result_of(exchange.decoded_body()[0])
     if result is None:
         return True
     if result.get("status") == "working":
         return False
-    task, state = str(result.get("taskId")), without(result, "lastUpdatedAt")
+    task, state = str(result.get("taskId")), model.without(result, "lastUpdatedAt")
     has_changed = states.get(task) != state
     states[task] = state
     return has_changed
@@ -264,15 +247,15 @@ class _Writer:
         self._secrets = secrets
         self._namer = namer
         self._exchanges = exchanges
-        self._course = Course()
+        self._course = model.Course()
         self._mentioned_ids = {mention for exchange in exchanges for mention in _mentions(exchange)}
-        envelopes = (read_envelope(exchange.message) for exchange in exchanges)
+        envelopes = (model.read_envelope(exchange.message) for exchange in exchanges)
         self._envelope = next(
-            (envelope for envelope in envelopes if len(envelope) == len(ENVELOPE)), {}
+            (envelope for envelope in envelopes if len(envelope) == len(model.ENVELOPE)), {}
         )
-        self.client: Json = namer.value(secrets.hidden(self._envelope), is_sent=True)
+        self.client: model.Json = namer.value(secrets.hidden(self._envelope), is_sent=True)
 
-    def interaction(self, exchange: RecordedExchange) -> Interaction:
+    def interaction(self, exchange: RecordedExchange) -> model.Interaction:
         self._course.begin(exchange.message)
         request = self._request(exchange)
         response = None if exchange.status is None else self._response(exchange, exchange.status)
@@ -283,14 +266,14 @@ class _Writer:
         ]
         answer = answers[-1] if answers else None
         self._course.end(exchange.message, answer, exchange.response_headers)
-        return Interaction(request, response)
+        return model.Interaction(request, response)
 
-    def _request(self, exchange: RecordedExchange) -> RecordedRequest:
+    def _request(self, exchange: RecordedExchange) -> model.RecordedRequest:
         message, has_own = exchange.message, False
         if isinstance(message, dict):
             message, has_own = self._without_envelope(message)
         usual = self._course.headers(exchange.message)
-        return RecordedRequest(
+        return model.RecordedRequest(
             http=exchange.http,  # type: ignore[arg-type]  # validated
             headers={
                 name: self._namer.header(name, value, is_sent=True)
@@ -302,36 +285,36 @@ class _Writer:
             text=None if exchange.text is None else self._namer.text(exchange.text, is_sent=True),
         )
 
-    def _without_envelope(self, message: Json) -> tuple[Json, bool]:
+    def _without_envelope(self, message: model.Json) -> tuple[model.Json, bool]:
         """Return a request without the conversation's envelope, and whether the request keeps
         another envelope."""
-        method, own = str(message.get("method", "notifications/")), read_envelope(message)
+        method, own = str(message.get("method", "notifications/")), model.read_envelope(message)
         if self._course.is_older or not self._envelope or method.startswith("notifications/"):
             return message, bool(own)
         if own == self._envelope:
-            return without_envelope(message), False
+            return model.without_envelope(message), False
         return message, True
 
     def _sent(self, message: Any) -> Any:
         if not isinstance(message, dict) or not _is_plain(message):
             return self._whole(message, is_sent=True)
         request_id = _key(message.get("id"))
-        entry: Json = {}
+        entry: model.Json = {}
         if "method" not in message:
             entry["id"] = self._namer.known("request", request_id) or message.get("id")
         elif request_id in self._mentioned_ids and "id" in message:
             entry["id"] = self._namer.name("id", request_id)
-        return entry | self._namer.value(without(message, "jsonrpc", "id"), is_sent=True)
+        return entry | self._namer.value(model.without(message, "jsonrpc", "id"), is_sent=True)
 
     def _whole(self, message: Any, *, is_sent: bool) -> Any:
         if isinstance(message, dict):
             message = {"jsonrpc": None, **message}
         return self._namer.value(message, is_sent=is_sent)
 
-    def _response(self, exchange: RecordedExchange, status: int) -> RecordedResponse:
+    def _response(self, exchange: RecordedExchange, status: int) -> model.RecordedResponse:
         events = exchange.events
         message, text = exchange.decoded_body() if events is None else (None, None)
-        return RecordedResponse(
+        return model.RecordedResponse(
             status=status,
             headers={
                 name: self._namer.header(name, value, is_sent=False)
@@ -346,22 +329,22 @@ class _Writer:
             end=_end(exchange),  # type: ignore[arg-type]  # validated
         )
 
-    def _event(self, event: RecordedEvent, exchange: RecordedExchange) -> CassetteEvent:
+    def _event(self, event: RecordedEvent, exchange: RecordedExchange) -> model.CassetteEvent:
         message = None if event.message is None else self._received(event.message, exchange)
         event_id = event.event_id
         if event_id:
             event_id = self._namer.header("last-event-id", event_id, is_sent=False)
         after = self._after(exchange, event.after)
-        return CassetteEvent(after, event_id, event.retry_ms, message)
+        return model.CassetteEvent(after, event_id, event.retry_ms, message)
 
     def _received(self, message: Any, exchange: RecordedExchange) -> Any:
         message = self._secrets.hidden(message)
         if not isinstance(message, dict) or not _is_plain(message):
             return self._whole(message, is_sent=False)
         entry = self._id_of_received(message, exchange) if "id" in message else {}
-        return entry | self._namer.value(without(message, "jsonrpc", "id"), is_sent=False)
+        return entry | self._namer.value(model.without(message, "jsonrpc", "id"), is_sent=False)
 
-    def _id_of_received(self, message: Json, exchange: RecordedExchange) -> Json:
+    def _id_of_received(self, message: model.Json, exchange: RecordedExchange) -> model.Json:
         value = message["id"]
         if "method" in message:
             return {"id": self._namer.name("request", _key(value))}
@@ -377,7 +360,9 @@ class _Writer:
         `subscriptions/listen` stream every exchange counts. `number` exchanges had begun when the
         message arrived.
         """
-        waits = exchange.http == "GET" or read_method(exchange.message) == "subscriptions/listen"
+        waits = (
+            exchange.http == "GET" or model.read_method(exchange.message) == "subscriptions/listen"
+        )
         between = [
             index
             for index, other in enumerate(self._exchanges, 1)
@@ -404,7 +389,7 @@ def _is_answer(message: Any) -> bool:
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:
-    return message.get("jsonrpc") == "2.0" and not message.keys() - {"jsonrpc", *MESSAGE}
+    return message.get("jsonrpc") == "2.0" and not message.keys() - {"jsonrpc", *model.MESSAGE}
 
 
 def _key(value: Any) -> Any:
@@ -429,7 +414,7 @@ def _mentioned_in(message: Any) -> Iterator[Any]:
         match stack.pop():
             case dict() as members:
                 for name, value in members.items():
-                    if name in ("requestId", META + "subscriptionId"):
+                    if name in ("requestId", model.META + "subscriptionId"):
                         yield _key(value)
                     else:
                         stack.append(value)

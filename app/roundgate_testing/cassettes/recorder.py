@@ -93,7 +93,7 @@ class Recorder:
         self.recording.head(exchange, response.status, response.headers)
         if response.status in _FOLLOWED:
             # the client follows a redirect within the origin, so record its next request, too
-            target = _redirect_target(request.url, response.headers.get("location", ""))
+            target = _redirect_target(request.url, response)
             if target is not None:
                 self._endpoints.add(str(target))
         return _Recorded(self.recording, exchange, response)
@@ -110,14 +110,10 @@ class Recorder:
             write(self.cassette, self._path)
 
 
-def _redirect_target(url: Url, location: str) -> Url | None:
+def _redirect_target(url: Url, response: HttpResponse) -> Url | None:
     """Return the target of a redirect within the server's origin, or `None`."""
-    is_path = location.startswith("/") and not location.startswith("//")
-    try:
-        target = Url.parse(f"{url.root}{location}" if is_path else location)
-    except ClientError:
-        return None
-    return target if target.origin == url.origin else None
+    target = url.redirected(response.headers.get("location", ""))
+    return target if target is not None and target.origin == url.origin else None
 
 
 class _Recorded:
@@ -191,7 +187,7 @@ class Proxy:
         if response.status not in _REDIRECTS:
             return await _reply(response)
         await response.close()
-        target = _redirect_target(self._url, response.headers.get("location", ""))
+        target = _redirect_target(self._url, response)
         if target is not None:
             return WebReply(response.status, {"location": target.target})
         return _bad_gateway(

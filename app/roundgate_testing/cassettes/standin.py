@@ -21,6 +21,7 @@ from roundgate.client import HttpRequest
 from roundgate.clock import Clock, iso
 from roundgate.errors import ConnectionLost, ParseError
 from roundgate.json import decode, encode
+from roundgate_testing.cassettes import model
 from roundgate_testing.cassettes.files import read
 from roundgate_testing.cassettes.matching import (
     Bindings,
@@ -30,18 +31,6 @@ from roundgate_testing.cassettes.matching import (
     compare,
     fill,
     slots,
-)
-from roundgate_testing.cassettes.model import (
-    Cassette,
-    CassetteEvent,
-    Interaction,
-    RecordedResponse,
-    params_of,
-    read_method,
-    read_subject,
-    result_of,
-    without,
-    without_envelope,
 )
 from roundgate_testing.cassettes.web import WebReply, refusal
 
@@ -75,7 +64,7 @@ class StandIn:
 
     def __init__(
         self,
-        cassette: Cassette,
+        cassette: model.Cassette,
         *,
         origin: str = "http://cassette.invalid",
     ) -> None:
@@ -86,7 +75,9 @@ class StandIn:
             {ValueSlot("server"): origin, ValueSlot("host"): origin.partition("://")[2]}
         )
         self._played = [_Played() for _ in self._all]
-        self._methods = {read_method(interaction.request.message) for interaction in self._all}
+        self._methods = {
+            model.read_method(interaction.request.message) for interaction in self._all
+        }
 
     async def answer(self, http: str, headers: Mapping[str, str], body: bytes) -> WebReply | None:
         """Return the reply to a request, or `None` if the response was lost."""
@@ -116,7 +107,7 @@ class StandIn:
         other requests about the task."""
         unused = [index for index, played in enumerate(self._played) if not played.is_used]
         used = [index for index, played in enumerate(self._played) if played.is_used]
-        if read_method(message) == "tasks/get":
+        if model.read_method(message) == "tasks/get":
             yield from self._polls(message, unused)
             yield from reversed(used)
         else:
@@ -126,7 +117,7 @@ class StandIn:
     def _polls(self, message: Any, unused: Sequence[int]) -> Iterator[int]:
         for index in unused:
             request = self._all[index].request.message
-            if self._filled(read_subject(request)) == read_subject(message):
+            if self._filled(model.read_subject(request)) == model.read_subject(message):
                 if not is_poll(self._all[index]):
                     return
                 yield index
@@ -156,14 +147,14 @@ class StandIn:
             if "method" in recorded:
                 _learn_of_client(request.message, message, bindings)
             if "id" not in recorded or "method" in recorded:
-                recorded, now = without(recorded, "id"), without(now, "id")
+                recorded, now = model.without(recorded, "id"), model.without(now, "id")
         yield from compare(recorded, now, bindings, (), self._ignore)
 
     def _play(self, index: int) -> None:
         """Mark an interaction as played. If a call is repeated, mark all later interactions as not
         played."""
         request = self._all[index].request.message
-        if self._played[index].is_used and read_method(request) in _BEGINNINGS:
+        if self._played[index].is_used and model.read_method(request) in _BEGINNINGS:
             for later in self._played[index:]:
                 later.is_used, later.failure = False, None
                 later.begun.clear()
@@ -174,7 +165,7 @@ class StandIn:
         if http != "POST":
             return WebReply(405 if http == "GET" else 200, {})
         request_id = message.get("id") if isinstance(message, dict) else None
-        method = read_method(message)
+        method = model.read_method(message)
         text = f"This request was not recorded: {_title(message)}{self._nearest(message)}"
         if method is None:
             self._fail_waiting(text)
@@ -185,17 +176,19 @@ class StandIn:
         return refusal(request_id, _INVALID, text, 200 if method else 400)
 
     def _nearest(self, message: Any) -> str:
-        method = read_method(message)
+        method = model.read_method(message)
         nearest: tuple[int, int, list[Difference]] | None = None
         for index, interaction in enumerate(self._all):
             if (
-                read_method(interaction.request.message) != method
+                model.read_method(interaction.request.message) != method
                 or interaction.request.http != "POST"
             ):
                 continue
             bindings = Bindings(self._bindings.values)
             differences = list(self._differences(index, "POST", {}, message, bindings))[:20]
-            is_other = method and read_subject(interaction.request.message) != read_subject(message)
+            is_other = method and model.read_subject(
+                interaction.request.message
+            ) != model.read_subject(message)
             distance = len(differences) + (20 if is_other else 0)
             if nearest is None or distance < nearest[0]:
                 nearest = distance, index, differences
@@ -223,17 +216,17 @@ class StandIn:
     def _created_task(self, message: Any) -> WebReply | None:
         """Return the state of the polled task at its creation. Return `None` if the request is not
         a poll, or if no played response created the task."""
-        if read_method(message) != "tasks/get":
+        if model.read_method(message) != "tasks/get":
             return None
         for interaction, played in zip(self._all, self._played, strict=True):
             result = (
-                result_of(interaction.response.message)
+                model.result_of(interaction.response.message)
                 if played.is_used and interaction.response
                 else None
             )
             if result is not None and result.get("resultType") == "task":
                 state = fill(result, self._resolve_slot)
-                if state.get("taskId") == read_subject(message):
+                if state.get("taskId") == model.read_subject(message):
                     answer = {"result": {**state, "resultType": "complete"}}
                     body = encode(wire(answer, message.get("id")))
                     return WebReply(200, {"content-type": "application/json"}, body)
@@ -263,7 +256,7 @@ class StandIn:
         except UnboundPlaceholder:
             return _made_up(slot)
 
-    async def _reply(self, response: RecordedResponse, message: Any) -> WebReply:
+    async def _reply(self, response: model.RecordedResponse, message: Any) -> WebReply:
         headers = {name: str(self._filled(text)) for name, text in response.headers.items()}
         request_id = message.get("id") if isinstance(message, dict) else None
         is_cut = response.end == "cut"
@@ -291,7 +284,7 @@ class StandIn:
         return played.failure
 
     async def _stream(
-        self, response: RecordedResponse, request_id: Any, values: Mapping[ValueSlot, Any]
+        self, response: model.RecordedResponse, request_id: Any, values: Mapping[ValueSlot, Any]
     ) -> AsyncGenerator[bytes, None]:
         own = {slot: value for slot, value in values.items() if slot.kind in _OF_CLIENTS}
         for event in response.events or ():
@@ -305,7 +298,7 @@ class StandIn:
         if response.end == "client":
             await asyncio.Event().wait()  # until the client hangs up
 
-    def _event(self, event: CassetteEvent, request_id: Any) -> bytes:
+    def _event(self, event: model.CassetteEvent, request_id: Any) -> bytes:
         message = wire(fill(event.message, self._resolve_slot), request_id)
         event_id = None if event.event_id is None else str(self._filled(event.event_id))
         return _event_bytes(message, event_id, event.retry_ms)
@@ -322,9 +315,9 @@ def wire(message: Any, request_id: Any) -> Any:
     return {"jsonrpc": "2.0", **({"id": request_id} if is_answer else {}), **message}
 
 
-def is_poll(interaction: Interaction) -> bool:
+def is_poll(interaction: model.Interaction) -> bool:
     """Return whether an interaction polls a task."""
-    return read_method(interaction.request.message) == "tasks/get"
+    return model.read_method(interaction.request.message) == "tasks/get"
 
 
 def _event_bytes(message: Any, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
@@ -354,7 +347,7 @@ def _learn_of_client(recorded: Any, message: Any, bindings: Bindings) -> None:
 
 
 def _progress_token(message: Any) -> Any:
-    meta = params_of(message).get("_meta")
+    meta = model.params_of(message).get("_meta")
     return meta.get("progressToken") if isinstance(meta, dict) else None
 
 
@@ -362,20 +355,20 @@ def _comparable(message: Any) -> Any:
     """Return the parts of a message that identify a request, without `jsonrpc` and `_meta`."""
     if not isinstance(message, dict):
         return message
-    short = without(message, "jsonrpc")
-    if read_method(short) in _ANY_PARAMS:
+    short = model.without(message, "jsonrpc")
+    if model.read_method(short) in _ANY_PARAMS:
         return {"method": short["method"], "id": None}
-    if isinstance(params_of(short).get("_meta"), dict):
-        short["params"] = without(without_envelope(short)["params"], "_meta")
-    return without(short, "params") if short.get("params") == {} else short
+    if isinstance(model.params_of(short).get("_meta"), dict):
+        short["params"] = model.without(model.without_envelope(short)["params"], "_meta")
+    return model.without(short, "params") if short.get("params") == {} else short
 
 
 def _title(message: Any) -> str:
-    method = read_method(message)
+    method = model.read_method(message)
     if method is None:
         return "an answer to a question" if isinstance(message, dict) else "a batch"
-    text = f"{method} {read_subject(message)}".strip()
-    arguments = params_of(message).get("arguments")
+    text = f"{method} {model.read_subject(message)}".strip()
+    arguments = model.params_of(message).get("arguments")
     return f"{text} {encode(arguments).decode()[:200]}" if arguments else text
 
 
@@ -390,8 +383,8 @@ class Player:
         ConfigError: the file cannot be read, or is not a cassette.
     """
 
-    def __init__(self, cassette: Cassette | Path | str) -> None:
-        self._cassette = cassette if isinstance(cassette, Cassette) else read(Path(cassette))
+    def __init__(self, cassette: model.Cassette | Path | str) -> None:
+        self._cassette = cassette if isinstance(cassette, model.Cassette) else read(Path(cassette))
         self._stand_in: StandIn | None = None
 
     async def send(self, request: HttpRequest) -> PlayedResponse:

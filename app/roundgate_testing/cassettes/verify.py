@@ -19,19 +19,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-from roundgate.client import (
-    Auth,
-    EventReader,
-    HttpRequest,
-    HttpResponse,
-    HttpxTransport,
-    Limits,
-    Transport,
-    Url,
-    of_request,
-)
+from roundgate import client
 from roundgate.errors import ClientError, UsageError
 from roundgate.json import encode
+from roundgate_testing.cassettes import model
 from roundgate_testing.cassettes.matching import (
     Bindings,
     Difference,
@@ -41,19 +32,6 @@ from roundgate_testing.cassettes.matching import (
     fill,
     shown,
     slots,
-)
-from roundgate_testing.cassettes.model import (
-    Cassette,
-    CassetteEvent,
-    Course,
-    Interaction,
-    Json,
-    RecordedResponse,
-    params_of,
-    read_method,
-    result_of,
-    with_envelope,
-    without,
 )
 from roundgate_testing.cassettes.recording import decoded
 from roundgate_testing.cassettes.standin import is_poll, wire
@@ -76,7 +54,7 @@ class _Live:
     """A request that was sent, and the part of its response that has arrived."""
 
     number: int
-    recorded: Interaction
+    recorded: model.Interaction
     received: list[tuple[Any, str | None]] = field(default_factory=list)
     """The messages that have arrived, each with the id of its event."""
     status: int | None = None
@@ -124,7 +102,9 @@ class _Live:
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             return message
         is_own = "method" not in message and message.get("id") == self.request_id
-        return without(message, "jsonrpc", "id") if is_own else without(message, "jsonrpc")
+        return (
+            model.without(message, "jsonrpc", "id") if is_own else model.without(message, "jsonrpc")
+        )
 
 
 class CassetteVerifier:
@@ -132,19 +112,19 @@ class CassetteVerifier:
 
     def __init__(
         self,
-        cassette: Cassette,
+        cassette: model.Cassette,
         urls: Sequence[str],
         *,
-        transport: Transport | None = None,
-        auth: Auth | None = None,
+        transport: client.Transport | None = None,
+        auth: client.Auth | None = None,
         headers: Sequence[tuple[str, str]] = (),
         environment: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
         self._cassette = cassette
         self._ignore = cassette.ignore
-        self._urls = [Url.parse(url) for url in urls]
-        self._transport = transport or HttpxTransport(Limits())
+        self._urls = [client.Url.parse(url) for url in urls]
+        self._transport = transport or client.HttpxTransport(client.Limits())
         self._auth = auth
         self._headers = tuple(headers)
         self._environment = os.environ if environment is None else environment
@@ -153,7 +133,7 @@ class CassetteVerifier:
         self._bindings = Bindings(
             {ValueSlot("server"): first.root, ValueSlot("host"): first.authority}
         )
-        self._course = Course()
+        self._course = model.Course()
         self._ids = count(1)
         self._live: list[_Live] = []
 
@@ -175,7 +155,7 @@ class CassetteVerifier:
                 await live.stop()
             await self._transport.close()
 
-    async def _begin(self, number: int, interaction: Interaction) -> None:
+    async def _begin(self, number: int, interaction: model.Interaction) -> None:
         for live in self._live:
             await self._receive(live, live.expected_before(number))
         live = _Live(number, interaction)
@@ -190,7 +170,7 @@ class CassetteVerifier:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def _request(self, live: _Live) -> HttpRequest:
+    async def _request(self, live: _Live) -> client.HttpRequest:
         recorded = live.recorded.request
         message = fill(recorded.message, self._resolve_slot)
         if isinstance(message, dict):
@@ -206,15 +186,15 @@ class CassetteVerifier:
         if self._auth is not None:
             sent += await self._auth.headers(recorded.http, url)
         if recorded.http != "POST":
-            return HttpRequest(recorded.http, url, sent)
+            return client.HttpRequest(recorded.http, url, sent)
         sent.append(("content-type", "application/json"))
         text = recorded.text
         body = encode(message) if text is None else str(fill(text, self._resolve_slot)).encode()
-        return HttpRequest(recorded.http, url, sent, body)
+        return client.HttpRequest(recorded.http, url, sent, body)
 
-    def _addressed(self, message: Json, live: _Live) -> Json:
+    def _addressed(self, message: model.Json, live: _Live) -> model.Json:
         """Return a recorded message with an id and, in the modern era, the cassette's envelope."""
-        method = read_method(message) or ""
+        method = model.read_method(message) or ""
         if not method or method.startswith("notifications/"):
             return message
         message.setdefault("id", next(self._ids))
@@ -222,7 +202,7 @@ class CassetteVerifier:
         is_older = self._course.is_older or method == "initialize"
         if is_older or live.recorded.request.own_envelope or not self._cassette.client:
             return message
-        return with_envelope(message, fill(self._cassette.client, self._resolve_slot))
+        return model.with_envelope(message, fill(self._cassette.client, self._resolve_slot))
 
     def _resolve_slot(self, slot: ValueSlot) -> Any:
         values = self._bindings.values
@@ -239,7 +219,7 @@ class CassetteVerifier:
 
     # -- responses ---------------------------------------------------------------------------------
 
-    async def _converse(self, live: _Live, request: HttpRequest) -> None:
+    async def _converse(self, live: _Live, request: client.HttpRequest) -> None:
         try:
             while True:
                 response = await self._transport.send(request)
@@ -257,7 +237,7 @@ class CassetteVerifier:
             live.is_over = True
             await live.notify()
 
-    async def _listen(self, live: _Live, response: HttpResponse) -> None:
+    async def _listen(self, live: _Live, response: client.HttpResponse) -> None:
         live.status, live.headers = response.status, response.headers
         await live.notify()
         media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -267,7 +247,7 @@ class CassetteVerifier:
             if message is not None:
                 await self._take(live, message, None)
             return
-        reader, last_id = EventReader(_MAX_MESSAGE), None
+        reader, last_id = client.EventReader(_MAX_MESSAGE), None
         async for data in response.chunks():
             for event in reader.feed(data):
                 message, text = decoded(event.data) if event.data.strip() else (None, None)
@@ -287,7 +267,7 @@ class CassetteVerifier:
         if not is_poll(live.recorded) or response is None or not live.received:
             return None
         message = live.received[0][0]
-        result, recorded = result_of(message), result_of(response.message) or {}
+        result, recorded = model.result_of(message), model.result_of(response.message) or {}
         if result is None:
             return None
         trial = Bindings(self._bindings.values)
@@ -332,7 +312,7 @@ class CassetteVerifier:
         if live.received:
             self._course.end(live.recorded.request.message, live.received[-1][0], live.headers)
 
-    def _compare_head(self, live: _Live, response: RecordedResponse) -> Iterator[Difference]:
+    def _compare_head(self, live: _Live, response: model.RecordedResponse) -> Iterator[Difference]:
         if live.status != response.status:
             yield Difference("HTTP status", str(response.status), str(live.status))
         for name, value in response.headers.items():
@@ -340,9 +320,9 @@ class CassetteVerifier:
             yield from compare(value, now, self._bindings, ("headers", name), self._ignore)
 
     def _compare_piece(
-        self, live: _Live, response: RecordedResponse, index: int
+        self, live: _Live, response: model.RecordedResponse, index: int
     ) -> Iterator[Difference]:
-        piece: CassetteEvent = response.pieces[index]
+        piece: model.CassetteEvent = response.pieces[index]
         message, event_id = live.received[index]
         path = () if response.events is None else ("events", index)
         if piece.event_id is not None:
@@ -386,7 +366,7 @@ def _secret(slot: ValueSlot, environment: Mapping[str, str]) -> str:
     return value
 
 
-def secret_names(cassette: Cassette) -> list[str]:
+def secret_names(cassette: model.Cassette) -> list[str]:
     """Return the names of the environment variables from which a replay reads secrets."""
     needed = [
         slot for interaction in cassette.interactions for slot in slots(interaction.request.message)
@@ -396,14 +376,14 @@ def secret_names(cassette: Cassette) -> list[str]:
 
 def _metadata(message: Any, is_older: bool) -> dict[str, str]:
     """Return the headers that repeat parts of the body of a request of the modern era."""
-    method = read_method(message)
+    method = model.read_method(message)
     if is_older or method is None:
         return {}
-    headers = of_request(method, params_of(message), "")
+    headers = client.of_request(method, model.params_of(message), "")
     return {name: value for name, value in headers if name != "MCP-Protocol-Version"}
 
 
-def _keys_asked(task: Json) -> set[str]:
+def _keys_asked(task: model.Json) -> set[str]:
     """Return the keys of a task's open questions: another text of a question is a difference, not a
     reason to wait."""
     return set(task.get("inputRequests") or ())

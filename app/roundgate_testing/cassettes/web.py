@@ -12,7 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from roundgate.errors import Inside, UsageError
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from roundgate.errors import UsageError
 from roundgate.json import encode
 from roundgate.net.addresses import host_of
 from roundgate.net.serving import served
@@ -20,14 +24,6 @@ from roundgate.net.serving import served
 _MAX_BODY: Final = 32 * 1024 * 1024
 _MAX_CONNECTIONS: Final = 256
 _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
-class RequestRefused(Inside):
-    """A replay or a recording proxy refused a request; `status` is the HTTP status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +92,20 @@ class _App:
         self._answer = answer
         self._is_local = is_local
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            request = await self._request(scope, receive)
-        except RequestRefused as error:
-            await _send(
-                WebReply(error.status, {"content-type": "text/plain"}, f"{error}\n".encode()), send
-            )
-            return
-        answering = asyncio.ensure_future(self._respond(request, send))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if self._is_foreign(request.headers):
+            text = "pages of other origins may not send requests to this server\n"
+            return await PlainTextResponse(text, 403)(scope, receive, send)
+        too_long = PlainTextResponse("the body is too long\n", 413)
+        if int(request.headers.get("content-length", "0")) > _MAX_BODY:
+            return await too_long(scope, receive, send)
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > _MAX_BODY:
+                return await too_long(scope, receive, send)
+        answering = asyncio.ensure_future(self._respond(request, bytes(body), send))
         hung_up = asyncio.ensure_future(receive())
         try:
             await asyncio.wait({answering, hung_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,34 +116,20 @@ class _App:
             hung_up.cancel()
             await asyncio.gather(answering, hung_up, return_exceptions=True)
 
-    async def _request(self, scope: Any, receive: Any) -> IncomingRequest:
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        self._refuse_foreign(headers)
-        body, is_over = bytearray(), False
-        while not is_over:
-            if len(body) > _MAX_BODY or int(headers.get("content-length", "0")) > _MAX_BODY:
-                raise RequestRefused(413, "the body is too long")
-            message = await receive()
-            body += message.get("body", b"")
-            is_over = not message.get("more_body", False)
-        query = scope["query_string"].decode("latin-1")
-        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-        return IncomingRequest(scope["method"], target, headers, bytes(body))
-
-    def _refuse_foreign(self, headers: Mapping[str, str]) -> None:
-        """Raise `RequestRefused` if a web page of a non-local origin sent the request. At a local
-        address, also check the Host header, against DNS rebinding."""
+    def _is_foreign(self, headers: Mapping[str, str]) -> bool:
+        """Return whether a web page of a non-local origin sent the request. At a local address, also
+        check the Host header, against DNS rebinding."""
         origin, host = headers.get("origin"), headers.get("host")
-        is_foreign = origin is not None and _host_in(origin) not in _HERE
+        is_elsewhere = origin is not None and _host_in(origin) not in _HERE
         if self._is_local and host is not None:
-            is_foreign = is_foreign or (host_of(host) or "").strip("[]").lower() not in _HERE
-        if is_foreign:
-            raise RequestRefused(403, "pages of other origins may not send requests to this server")
+            return is_elsewhere or (host_of(host) or "").strip("[]").lower() not in _HERE
+        return is_elsewhere
 
-    async def _respond(self, request: IncomingRequest, send: Any) -> None:
-        reply = await self._answer(request)
+    async def _respond(self, request: Request, body: bytes, send: Send) -> None:
+        target = request.scope["raw_path"].decode("latin-1")
+        target += f"?{request.url.query}" if request.url.query else ""
+        incoming = IncomingRequest(request.method, target, dict(request.headers), body)
+        reply = await self._answer(incoming)
         await _send(WebReply(200, {}, is_cut=True) if reply is None else reply, send)
 
 
@@ -153,7 +140,7 @@ def _host_in(url: str) -> str | None:
         return None
 
 
-async def _send(reply: WebReply, send: Any) -> None:
+async def _send(reply: WebReply, send: Send) -> None:
     """Send a reply. The server closes the connection of a response that is not completed."""
     headers = {name.lower(): value for name, value in reply.headers.items()}
     if reply.stream is None and not reply.is_cut:

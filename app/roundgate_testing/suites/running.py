@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+from roundgate import errors
 from roundgate.client import (
     ACCEPT,
     Answers,
@@ -32,17 +33,6 @@ from roundgate.client import (
     TaskState,
 )
 from roundgate.clock import Clock
-from roundgate.errors import (
-    AnswerInvalid,
-    ClientError,
-    HttpRefused,
-    ParseError,
-    RpcError,
-    TaskEnded,
-    TimedOut,
-    Unanswered,
-    UsageError,
-)
 from roundgate.json import decode
 from roundgate.settings.redacting import Secrets
 from roundgate_testing.suites.expecting import Mismatch, Snapshots, Unmet, differences, unmet
@@ -136,8 +126,8 @@ class SuiteRun:
                     line = self.file.line(*at, *(("steps", number - 1) if case.steps else ()))
                     if (result := await running.step(step, number)) is not None:
                         return self._without_secrets(number, title, line, *result)
-        except (ClientError, UsageError, ValueError) as error:
-            message = error.on_command_line if isinstance(error, ClientError) else str(error)
+        except (errors.ClientError, errors.UsageError, ValueError) as error:
+            message = error.on_command_line if isinstance(error, errors.ClientError) else str(error)
             return self._without_secrets(number, title, line, message, [])
         return None
 
@@ -221,8 +211,8 @@ class _RunningCase:
                 async with asyncio.timeout(limit_s):
                     outcome = await self._act(step, script, noted)
             except TimeoutError:
-                raise TimedOut(f"No result within {limit_s:g} s (timeout_s)") from None
-        except ClientError as error:
+                raise errors.TimedOut(f"No result within {limit_s:g} s (timeout_s)") from None
+        except errors.ClientError as error:
             outcome = {"error": _error(error)}
         outcome["duration_ms"] = round(self._run.clock.monotonic_ms() - begun_ms, 3)
         outcome["asked"] = [_question(question) for question in script.asked]
@@ -296,7 +286,9 @@ class _RunningCase:
         if step.until is None:
             return _json_from_call(await task.wait(answers=script, on_task=noted.task))
         if not task.id:
-            raise ClientError("The call ended without a task, so there is no status to wait for")
+            raise errors.ClientError(
+                "The call ended without a task, so there is no status to wait for"
+            )
         while True:
             state = await task.get()
             noted.task(state)
@@ -304,7 +296,7 @@ class _RunningCase:
                 return {"result": state.status, "raw": state.raw}
             if state.is_over:
                 message = f"The task is {state.status}, and can no longer become {step.until}"
-                raise TaskEnded(state.status, message)
+                raise errors.TaskEnded(state.status, message)
             await asyncio.sleep(min(max(state.poll_interval_ms or 1_000, 20), 60_000) / 1_000)
 
     async def _complete(self, step: SuiteStep) -> dict[str, Any]:
@@ -442,7 +434,7 @@ def _json_in(text: str) -> Any:
     alone. A number stays text: its spelling may matter."""
     try:
         value = decode(text.encode())
-    except (ParseError, UnicodeEncodeError):
+    except (errors.ParseError, UnicodeEncodeError):
         return text
     return value if isinstance(value, dict | list) else text
 
@@ -467,23 +459,23 @@ def _question(question: Question) -> dict[str, Any]:
     }
 
 
-def _error(error: ClientError) -> dict[str, Any]:
+def _error(error: errors.ClientError) -> dict[str, Any]:
     """Return the `error` member of an outcome for an error."""
     outcome: dict[str, Any] = {"kind": type(error).__name__, "message": error.on_command_line}
     match error:
-        case RpcError():
+        case errors.RpcError():
             outcome |= _json_from_rpc_error(error)
-        case HttpRefused():
+        case errors.HttpRefused():
             outcome["status"] = error.status
-        case TaskEnded():
+        case errors.TaskEnded():
             outcome["status"] = error.status
             outcome |= {} if error.error is None else _json_from_rpc_error(error.error)
-        case Unanswered():
+        case errors.Unanswered():
             outcome["questions"] = [question.as_json() for question in error.questions]
-        case AnswerInvalid():
+        case errors.AnswerInvalid():
             outcome |= {"key": error.key, "problems": list(error.problems)}
     return outcome
 
 
-def _json_from_rpc_error(error: RpcError) -> dict[str, Any]:
+def _json_from_rpc_error(error: errors.RpcError) -> dict[str, Any]:
     return {"code": error.code, "message": error.message, "data": error.details}

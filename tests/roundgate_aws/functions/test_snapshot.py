@@ -23,7 +23,7 @@ import pytest
 
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
-from roundgate.storage.dynamodb.table import create_table
+from roundgate_aws.stack.services import create_table
 from tests.roundgate_aws.functions.conftest import asking, recorded
 from tests.support import moto_server
 from tests.support.dynamodb import Emulator

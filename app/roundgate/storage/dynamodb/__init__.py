@@ -8,7 +8,6 @@ from roundgate.storage.dynamodb.sessions import DynamoDbSessions as DynamoDbSess
 from roundgate.storage.dynamodb.table import BATCH as BATCH
 from roundgate.storage.dynamodb.table import CONFIG as CONFIG
 from roundgate.storage.dynamodb.table import Table as Table
-from roundgate.storage.dynamodb.table import create_table as create_table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks as DynamoDbTasks
 from roundgate.storage.opening import Opening, Ports, StoreFacts
 
