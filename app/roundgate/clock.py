@@ -96,6 +96,16 @@ class Deadline(Struct):
 
     clock: Clock
     at_ms: float | None
+    ends_process: bool = False
+    """Whether the process, or its invocation on AWS Lambda, ends then."""
+
+    def shorten(self, at_ms: float) -> bool:
+        """Move the deadline forward to the end of the process, on the monotonic scale; return
+        whether it was later."""
+        if self.at_ms is not None and self.at_ms <= at_ms:
+            return False
+        self.at_ms, self.ends_process = at_ms, True
+        return True
 
     def remaining_ms(self) -> float | None:
         """Return the milliseconds left, at least 0; `None` without a deadline."""

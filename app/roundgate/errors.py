@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
@@ -29,6 +29,9 @@ class RoundgateError(Exception):
 
 class GatewayError(RoundgateError):
     """An error that ends a call, a task, a command or a start."""
+
+    outcome: ClassVar[str] = "error"
+    """The outcome of a request that ends with this error, in the log, in spans and in metrics."""
 
     @property
     def data(self) -> dict[str, Any] | None:
@@ -273,6 +276,21 @@ class RateExceeded(Unavailable):
         super().__init__(f"Too many calls: the limit is {limit}; try again in {retry_s} s")
         self.limit = limit
         self.retry_s = retry_s
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"retryAfter": self.retry_s}
+
+
+class Draining(Unavailable):
+    """503: the process is about to stop and has ended the call (`GATEWAY_DRAIN_S`). Another replica
+    serves the next call."""
+
+    outcome = "draining"
+    retry_s = 1
+
+    def __init__(self) -> None:
+        super().__init__(f"The server is being restarted and has ended this call{DOUBT}")
 
     @property
     def data(self) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from typing import Final
 from tests.chaos import (
     backlog,
     chains,
+    draining,
     edge,
     functions,
     handlers,
@@ -49,6 +50,7 @@ RUNS: Final[Mapping[str, Run]] = {
     "chains": Run(chains.main, 100, 0, "sleeps"),
     "backlog": Run(backlog.main, 10_000, 0),
     "edge": Run(edge.main, 600, 0, "seconds"),
+    "draining": Run(draining.main, 20, 2, "stops"),
     "rates": Run(rates.main, 1_000, 20, "callers"),
     "streams": Run(streams.main, 4_000, 0, "streams"),
     "requests": Run(requests.main, 1_000_000, 0, "requests"),

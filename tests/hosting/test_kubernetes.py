@@ -144,15 +144,16 @@ def test_readiness_is_not_liveness() -> None:
 
 
 def test_a_pod_has_the_time_that_it_needs_to_stop() -> None:
-    from roundgate.cli.serve import GRACEFUL_SHUTDOWN_S
+    from roundgate.cli.serve import LATE_S
     from roundgate.cli.worker import STOP_GRACE_S as WORKER_S
-    from roundgate.http.replica import STOP_GRACE_S
+    from roundgate.tasks.pool import END_GRACE_S
 
     plain = {key: value for key, value in environment("gateway").items() if "_FILE" not in key}
     using = from_environment(plain)
     assert using.works is False
-    needed_s = using.drain_s + GRACEFUL_SHUTDOWN_S + STOP_GRACE_S
-    assert pod("gateway")["terminationGracePeriodSeconds"] > needed_s
-    assert pod("worker")["terminationGracePeriodSeconds"] > WORKER_S
+    late_s = LATE_S + 2 * END_GRACE_S
+    assert late_s == 15, "docs/deploy.md says so"
+    assert pod("gateway")["terminationGracePeriodSeconds"] >= using.grace_s + late_s
+    assert pod("worker")["terminationGracePeriodSeconds"] >= WORKER_S + late_s
     probe = container("gateway")["readinessProbe"]
-    assert using.drain_s >= probe["periodSeconds"] * probe["failureThreshold"]
+    assert using.accepts_s >= probe["periodSeconds"] * probe["failureThreshold"]

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from roundgate import json
 from roundgate.auth.principal import LOCAL
-from roundgate.clock import Clock
+from roundgate.clock import Clock, Deadline
 from roundgate.protocol.inbound import ClientCapabilities, Meta
 from roundgate.replay import engine
 from roundgate.replay.context import Context
@@ -45,6 +45,7 @@ async def play(
     capabilities: Mapping[str, Any] = CAPABILITIES,
     clock: Clock | None = None,
     within_ms: float | None = None,
+    deadline: Deadline | None = None,
     **more: Any,
 ) -> Outcome[Any]:
     """One run, after the one that was suspended as `before`, with these answers to it; a plain function in a thread."""
@@ -54,7 +55,7 @@ async def play(
         journal.unasked = before.unasked
     journal.receive(responses or {})
     declared = ClientCapabilities(capabilities)
-    deadline = (clock or Clock()).deadline(within_ms)
+    deadline = deadline or (clock or Clock()).deadline(within_ms)
     run = Run(
         Call(principal=LOCAL, meta=Meta(declared, None, None, None), deadline=deadline, **more),
         journal,

@@ -10,6 +10,7 @@ were asked for, and how many went where.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import threading
@@ -41,6 +42,8 @@ class Seen:
     posts: Counter[str] = field(default_factory=Counter)
     """POSTs by gateway."""
     gets: int = 0
+    cut: list[str] = field(default_factory=list)
+    """The gateways that cut an answer, or a request before its answer."""
     revisions: dict[str, None] = field(default_factory=dict)
     """The revisions that `initialize` or `_meta` named, in the order in which they came."""
 
@@ -77,16 +80,20 @@ class RoundRobin:
         asked: Callable[[str], None] | None = None,
         refuses: str | None = None,
         read_s: float | None = None,
+        probes_s: float | None = None,
     ) -> None:
         """`asked` is called with the gateway on whose stream the first question has just passed.
         `refuses` is a revision that is refused, as by a server that knows only older ones. An answer of which
-        nothing arrives for `read_s` seconds is cut, as many proxies and clients do."""
+        nothing arrives for `read_s` seconds is cut, as many proxies and clients do. With `probes_s`, it asks
+        each gateway that often whether it is ready, and passes nothing to one that is not."""
         self._urls = urls
         self._targets = itertools.cycle(urls)
         self._asked = asked
         self._refuses = refuses
         self._timeout = httpx.Timeout(None, read=read_s)
         self._path = path
+        self._probes_s = probes_s
+        self._unready: set[str] = set()
         self.seen = Seen()
 
     def __enter__(self) -> RoundRobin:
@@ -138,7 +145,20 @@ class RoundRobin:
         async with httpx.AsyncClient(
             timeout=self._timeout, verify=False, trust_env=False, limits=limits
         ) as self._http:
+            probing = asyncio.create_task(self._probe())
             yield
+            probing.cancel()
+
+    async def _probe(self) -> None:
+        while self._probes_s is not None:
+            for url in self._urls:
+                ready = httpx.URL(url).copy_with(raw_path=b"/readyz")
+                try:
+                    is_ready = (await self._http.get(ready, timeout=5)).status_code == 200
+                except httpx.TransportError:
+                    is_ready = False
+                (self._unready.discard if is_ready else self._unready.add)(url)
+            await asyncio.sleep(self._probes_s)
 
     async def _pass_on(self, request: Request) -> Response:
         if self._refuses and request.headers.get("mcp-protocol-version") == self._refuses:
@@ -152,6 +172,8 @@ class RoundRobin:
         ]
         for _ in self._urls:
             target = next(self._targets)
+            if target in self._unready and len(self._unready) < len(self._urls):
+                continue
             url = httpx.URL(target).copy_with(raw_path=request.scope["raw_path"] or b"/")
             sent = self._http.build_request(request.method, url, headers=headers, content=body)
             try:
@@ -160,6 +182,7 @@ class RoundRobin:
             except httpx.ConnectError:  # that one is dead
                 continue
             except httpx.TransportError as error:
+                self.seen.cut.append(f"{target}: {error!r}")
                 return Response(f"no answer of {target}: {error}", 502)
         else:
             return Response("no gateway is there", 502)
@@ -174,11 +197,12 @@ class RoundRobin:
 
     async def _pieces(self, answer: httpx.Response, target: str) -> AsyncIterator[bytes]:
         try:
-            with suppress(httpx.TransportError):  # the gateway is gone: so ends the answer
-                async for piece in answer.aiter_raw():
-                    yield piece
-                    if self._asked is not None and _QUESTION in piece:
-                        asked, self._asked = self._asked, None
-                        asked(target)
+            async for piece in answer.aiter_raw():
+                yield piece
+                if self._asked is not None and _QUESTION in piece:
+                    asked, self._asked = self._asked, None
+                    asked(target)
+        except httpx.TransportError as error:  # the gateway is gone: so ends the answer
+            self.seen.cut.append(f"{target}: {error!r}")
         finally:
             await answer.aclose()

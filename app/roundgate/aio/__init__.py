@@ -12,3 +12,6 @@ from roundgate.aio.waiting import all_ended as all_ended
 from roundgate.aio.waiting import to_its_end as to_its_end
 from roundgate.aio.watch import InOwnContext as InOwnContext
 from roundgate.aio.watch import TaskWatch as TaskWatch
+from roundgate.aio.watch import Until as Until
+from roundgate.aio.watch import is_draining as is_draining
+from roundgate.aio.watch import ticker as ticker

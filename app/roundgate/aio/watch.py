@@ -2,16 +2,25 @@
 
 A block registers its watch with one timer for all blocks of the event loop, and discards it at its
 end. Most blocks end before the timer ticks, so they pay for neither a timer nor a watch.
+
+When the process is about to stop, `Ticker.drain` shortens the limits of all blocks, current and
+future:
+
+    SIGTERM            drain_s                                     the process ends
+    limits of calls ──────▶ calls end here, with an answer ──────────▶
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import copy_context
 from functools import partial
+from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
+
+from roundgate.clock import Deadline
 
 T = TypeVar("T")
 
@@ -23,15 +32,15 @@ SOON_S: Final = 0.1
 
 class TaskWatch:
     """A context manager that runs `_watch` beside a block that takes longer than most, and may cancel
-    the block."""
+    the block at a deadline."""
 
     def __init__(self) -> None:
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         self._ticker: Ticker | None = None
         self._is_cancelled = False
-        self._due: float | None = None
-        """The end of the time limit, in seconds on the event loop's clock."""
+        self._deadline: Deadline | None = None
+        self._before: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = False
         self._cancelling = 0
@@ -42,6 +51,14 @@ class TaskWatch:
         self._ticker.add(self)
         return self
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self._end(kind)
+
     def cancel(self) -> None:
         """Cancel the block."""
         if self._watched is not None and not self._is_cancelled:
@@ -50,29 +67,49 @@ class TaskWatch:
 
     def start(self) -> None:
         """Start watching."""
-        loop = asyncio.get_running_loop()
-        if self._due is not None and self._timer is None:
-            self._timer = loop.call_at(self._due, self._expire)
-        self._watcher = loop.create_task(self._watch())
+        if self._deadline is not None and self._timer is None:
+            self._start_timer()
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     @property
     def is_of_this_task(self) -> bool:
         """Return whether the current task runs the block."""
         return self._watched is asyncio.current_task()
 
-    def limit(self, limit_s: float) -> None:
-        """Cancel the block after `limit_s` seconds, unless `end_limit` is called before. A block has
-        one limit at a time."""
-        loop = asyncio.get_running_loop()
-        self._due = loop.time() + limit_s
+    def limit(self, deadline: Deadline, before: Callable[[], None] | None = None) -> float | None:
+        """Cancel the block at a deadline, unless `end_limit` is called before. A block has one limit
+        at a time. If the process is about to stop, the deadline is shortened, now or later.
+
+        Args:
+            deadline: the deadline.
+            before: a function that is called before the block is cancelled.
+
+        Returns:
+            The seconds that are left; `None` without a limit.
+        """
+        if self._ticker is not None and self._ticker.drained_ms is not None:
+            deadline.shorten(self._ticker.drained_ms)
+        self._deadline, self._before = deadline, before
         self._cancelling = 0 if self._watched is None else self._watched.cancelling()
+        remaining_ms = deadline.remaining_ms()
+        if remaining_ms is None:
+            return None
+        limit_s = remaining_ms / 1000
         if self._ticker is None or self._watcher is not None or limit_s < SOON_S:
-            self._timer = loop.call_at(self._due, self._expire)
+            self._start_timer()
+        return limit_s
+
+    def drain(self, at_ms: float) -> None:
+        """Shorten the limit of the block to `at_ms`."""
+        if self._deadline is not None and self._deadline.shorten(at_ms):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._start_timer()
 
     def end_limit(self) -> bool:
         """End the time limit. Return whether the limit alone has cancelled the block; another
         cancellation stays in effect."""
-        self._due = None
+        self._deadline = self._before = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -81,13 +118,21 @@ class TaskWatch:
         self._is_late = False
         return self._watched.uncancel() <= self._cancelling
 
+    def _start_timer(self) -> None:
+        remaining_ms = None if self._deadline is None else self._deadline.remaining_ms()
+        if remaining_ms is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(remaining_ms / 1000, self._expire)
+
     def _expire(self) -> None:
         if self._watched is not None:
+            if self._before is not None:
+                self._before()
             self._is_late = True
             self._watched.cancel()
 
     async def _watch(self) -> None:
-        raise NotImplementedError
+        """Watch the block; do nothing by default."""
 
     def _end(self, kind: type[BaseException] | None) -> bool:
         """Stop watching. Return whether `cancel` alone ended the block; another cancellation stays
@@ -103,12 +148,17 @@ class TaskWatch:
 
 
 class Ticker:
-    """The timer of one event loop. It is idle while no watch is registered."""
+    """The timer and the watches of one event loop. The timer is idle while no watch is new."""
+
+    drained_ms: float | None = None
+    """The time at which every limit ends, in milliseconds on the clock of deadlines, because the
+    process is about to stop; `None` before."""
 
     def __init__(self) -> None:
         self._new: dict[TaskWatch, None] = {}
         self._old: dict[TaskWatch, None] = {}
         self._due: dict[TaskWatch, None] = {}
+        self._started: dict[TaskWatch, None] = {}
         self._is_ticking = False
 
     def add(self, watch: TaskWatch) -> None:
@@ -125,6 +175,14 @@ class Ticker:
         else:
             self._old.pop(watch, None)
             self._due.pop(watch, None)
+            self._started.pop(watch, None)
+
+    def drain(self, at_ms: float) -> None:
+        """Shorten the limit of every current and future watch to `at_ms`."""
+        self.drained_ms = at_ms if self.drained_ms is None else min(self.drained_ms, at_ms)
+        for watches in (self._new, self._old, self._due, self._started):
+            for watch in watches:
+                watch.drain(at_ms)
 
     def _tick(self) -> None:
         self._due, self._old, self._new = self._old, self._new, {}
@@ -132,7 +190,32 @@ class Ticker:
         if self._is_ticking:
             asyncio.get_running_loop().call_later(TICK_S, self._tick)
         while self._due:
-            self._due.popitem()[0].start()
+            watch, _ = self._due.popitem()
+            self._started[watch] = None
+            watch.start()
+
+
+class Until(TaskWatch):
+    """A context manager that ends its block at a deadline, without an error."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        super().__init__()
+        self._until = deadline
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.limit(self._until)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        is_late = self.end_limit()
+        self._end(kind)
+        return is_late and kind is not None and issubclass(kind, asyncio.CancelledError)
 
 
 _tickers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Ticker]] = WeakKeyDictionary()
@@ -145,6 +228,11 @@ def ticker() -> Ticker:
     if found is None:
         found = _tickers[loop] = Ticker()
     return found
+
+
+def is_draining() -> bool:
+    """Return whether the process is about to stop, and ends the calls of this event loop."""
+    return ticker().drained_ms is not None
 
 
 class InOwnContext(Generic[T]):

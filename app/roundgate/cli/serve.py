@@ -10,6 +10,7 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from math import ceil
 from typing import Any, Final
 
 import uvicorn
@@ -33,12 +34,14 @@ from roundgate.main import build_app, create_app
 from roundgate.runtime import checks
 from roundgate.runtime.reload import terminal_watch
 from roundgate.runtime.startup import read_configuration
-from roundgate.settings import HttpConfig
+from roundgate.settings import HttpConfig, Settings
 
 STARTUP_FAILURE: Final = 3
 """The exit status of uvicorn if the app fails to start."""
 
-GRACEFUL_SHUTDOWN_S: Final = 10
+LATE_S: Final = 5
+"""Seconds that uvicorn waits after the end of `GATEWAY_DRAIN_S` before it cancels calls: by then they
+have ended, and only clients that do not read are left."""
 WORKER_ANSWER_S: Final = 30
 """Seconds that a server process has to answer its supervisor before it is replaced. A process that
 starts does not answer while it imports the gateway, which takes a busy machine several seconds."""
@@ -99,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         app.state.console.tell_link(url_of(bound, arguments.host, ""))
     # uvicorn raises the signal again after its shutdown, so exit with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    options = _options(file.config.http, arguments)
+    options = _options(file.config.http, using, arguments)
     if arguments.workers > 1:
         factory, workers = "roundgate.cli.serve:create_worker_app", arguments.workers
         configured = uvicorn.Config(
@@ -162,7 +165,7 @@ def _ended_by(exit_code: int | None) -> str:
     return f"status {exit_code}"
 
 
-def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+def _options(http: HttpConfig, using: Settings, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options for uvicorn."""
     return {
         "host": arguments.host,
@@ -175,7 +178,7 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
         "server_header": False,
         "proxy_headers": bool(http.trusted_proxies),
         "forwarded_allow_ips": [str(network) for network in http.trusted_proxies],
-        "timeout_graceful_shutdown": GRACEFUL_SHUTDOWN_S,
+        "timeout_graceful_shutdown": ceil(using.grace_s - using.accepts_s) + LATE_S,
         "timeout_keep_alive": http.idle_timeout_s,
     }
 

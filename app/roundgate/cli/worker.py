@@ -29,6 +29,7 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.runtime import startup
 from roundgate.runtime.reload import Reloader
+from roundgate.settings import Settings
 from roundgate.storage import TaskRef
 from roundgate.tasks.pool import end_soon, run_suspect
 
@@ -62,16 +63,16 @@ def run(arguments: argparse.Namespace) -> int:
     if parts.trail is not None:
         parts.trail.open()
     if arguments.suspect is None:
-        asyncio.run(_work(parts, file, watches=using.reload))
+        asyncio.run(_work(parts, file, using))
     else:
-        asyncio.run(_work_alone(parts, file.config, arguments.suspect))
+        asyncio.run(_work_alone(parts, file.config, using, arguments.suspect))
     return 0
 
 
-async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None:
+async def _work(parts: startup.Core, file: ConfigFile, using: Settings) -> None:
     stop = asyncio.Event()
     _on_signals(stop.set)
-    pool = parts.pool(file.config, Clock(), stop_grace_s=STOP_GRACE_S, owns_process=True)
+    pool = parts.pool(file.config, Clock(), stop_grace_s=_grace_s(using), owns_process=True)
 
     def swap(_: GatewayConfig, snapshot: Snapshot) -> None:
         parts.serving.swap(snapshot)
@@ -85,7 +86,7 @@ async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None
             parts.modules,
             swap,
             parts.stores.sessions,
-            watches=watches,
+            watches=using.reload,
             trail=parts.trail,
         ).running():
             await stop.wait()
@@ -94,7 +95,9 @@ async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None
         await parts.aclose()
 
 
-async def _work_alone(parts: startup.Core, using: GatewayConfig, ref: TaskRef) -> None:
+async def _work_alone(
+    parts: startup.Core, config: GatewayConfig, using: Settings, ref: TaskRef
+) -> None:
     clock, stop, loop = Clock(), asyncio.Event(), asyncio.get_running_loop()
     _on_signals(stop.set)
     # SIGHUP may go to the whole process group, but only the parent reloads
@@ -106,16 +109,21 @@ async def _work_alone(parts: startup.Core, using: GatewayConfig, ref: TaskRef) -
         stop.set()
 
     loop.add_reader(sys.stdin, parent_ended)
-    worker = parts.worker(using, clock)
-    watchdog = parts.watchdog(worker, using, clock)
+    worker = parts.worker(config, clock)
+    watchdog = parts.watchdog(worker, config, clock)
     if watchdog is not None:
         watchdog.start()
-    grace_s = STOP_GRACE_S if using.tasks.stop_grace_s is None else using.tasks.stop_grace_s
+    grace_s = _grace_s(using) if config.tasks.stop_grace_s is None else config.tasks.stop_grace_s
     try:
         await run_suspect(worker, ref, stop, grace_s)
     finally:
         end_soon()  # always, because a handler that ignores cancellation would keep the process alive
         await parts.aclose()
+
+
+def _grace_s(using: Settings) -> float:
+    """Return the seconds that steps have after a stop signal."""
+    return STOP_GRACE_S if using.drain_s is None else using.drain_s
 
 
 def _on_signals(stop: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from roundgate.aio import is_draining
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.exchange import request_headers
 
@@ -111,11 +112,11 @@ class ArrivingRequest:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Send an ASGI message. After a large head, or before the whole body has arrived, the
-        response closes the connection."""
+        """Send an ASGI message. After a large head, before the whole body has arrived, or when the
+        process is about to stop, the response closes the connection."""
         if message["type"] == "http.response.start":
             self._has_answered = True
-            if self._closes or not self.is_received:
+            if self._closes or not self.is_received or is_draining():
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
         elif len(message.get("body", b"")) > LARGE_BODY:

@@ -160,7 +160,7 @@ class McpEndpoint:
                 with methods.use:
                     answer = await now.serve(context)
             except GatewayError as error:
-                span.end("error", _code(error, exchange), str(error))
+                span.end(error.outcome, _code(error, exchange), str(error))
                 raise
             finally:
                 CORRELATION.reset(token)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from roundgate.aio import ticker
 from roundgate.backends import Snapshot, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
@@ -42,8 +43,6 @@ from roundgate.tokens import KeyRing, StateSealer, TaskIds
 if TYPE_CHECKING:
     from roundgate.tasks.pool import Pool
 
-STOP_GRACE_S: Final = 10.0
-"""Seconds that running steps of tasks, like requests, have left after a stop signal."""
 STALL_S: Final = 1.0
 """Seconds without a turn after which an event loop is reported as blocked."""
 LOOK_EVERY_S: Final = 0.25
@@ -166,7 +165,10 @@ class Replica:
         if not self._using.works or not any(map(makes_tasks, served)):
             return None
         return self.core.pool(
-            self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process
+            self.config,
+            self._clock,
+            stop_grace_s=self._using.grace_s,
+            owns_process=self._owns_process,
         )
 
     def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
@@ -192,13 +194,19 @@ class Replica:
         self._resource_changes.renew()
 
     def _begin_to_drain(self) -> None:
-        self.readiness.is_draining = True
+        """Be no longer ready, and give calls and steps of tasks the whole grace."""
+        self._drain(self._using.grace_s)
 
     def _request_stop(self) -> None:
-        self._begin_to_drain()
+        """End streams and waits, because the server accepts no more connections."""
+        self._drain(self._using.grace_s - self._using.accepts_s)
         self.core.changes.hub.close()
         for endpoint in self.endpoints.values():
             endpoint.older.close()
+
+    def _drain(self, within_s: float) -> None:
+        self.readiness.is_draining = True
+        ticker().drain(self._clock.monotonic_ms() + within_s * 1000)
         if self._pool is not None:
             self._pool.request_stop()
 
@@ -220,7 +228,9 @@ class Replica:
             if self._pool is not None:
                 self._pool.start()
             stack.enter_context(
-                on_stop_signal(loop, self._request_stop, self._begin_to_drain, self._using.drain_s)
+                on_stop_signal(
+                    loop, self._request_stop, self._begin_to_drain, self._using.accepts_s
+                )
             )
             stack.enter_context(reported_stalls(loop))
             await stack.enter_async_context(self._reloader.running())
@@ -237,13 +247,13 @@ def on_stop_signal(
     loop: AbstractEventLoop,
     action: Callable[[], None],
     begin_to_drain: Callable[[], None] = lambda: None,
-    drain_s: float = 0,
+    accepts_s: float = 0,
 ) -> Iterator[None]:
     """Run `action` in the loop when the process receives a stop signal, before the server's own
     handler.
 
-    With `drain_s`, SIGTERM calls `begin_to_drain` at once, and `action` and the server's handler
-    after `drain_s` seconds. A second signal, or SIGINT, does not wait.
+    With `accepts_s`, SIGTERM calls `begin_to_drain` at once, and `action` and the server's handler
+    after `accepts_s` seconds. A second signal, or SIGINT, does not wait.
 
     An ASGI server waits for open responses before it ends the lifespan, and a stream of changes
     never ends by itself. So the signal has to end the streams.
@@ -255,8 +265,8 @@ def on_stop_signal(
     for number in SIGNALS:
         before[number] = signal.getsignal(number)
         handler = _chain(loop, action, before[number])
-        if drain_s and number == signal.SIGTERM:
-            handler = _postponed(loop, handler, begin_to_drain, drain_s)
+        if accepts_s and number == signal.SIGTERM:
+            handler = _postponed(loop, handler, begin_to_drain, accepts_s)
         signal.signal(number, handler)
     try:
         yield
@@ -279,7 +289,7 @@ def _chain(loop: AbstractEventLoop, action: Callable[[], None], then: Any) -> Ha
 
 
 def _postponed(
-    loop: AbstractEventLoop, handler: Handler, begin_to_drain: Callable[[], None], drain_s: float
+    loop: AbstractEventLoop, handler: Handler, begin_to_drain: Callable[[], None], accepts_s: float
 ) -> Handler:
     timers: list[TimerHandle] = []
     signals = 0
@@ -292,9 +302,9 @@ def _postponed(
                 timer.cancel()
             handler(number, frame)
             return
-        begin_to_drain()
+        loop.call_soon_threadsafe(begin_to_drain)
         loop.call_soon_threadsafe(
-            lambda: timers.append(loop.call_later(drain_s, handler, number, None))
+            lambda: timers.append(loop.call_later(accepts_s, handler, number, None))
         )
 
     return handle

@@ -35,11 +35,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import json
-from roundgate.aio import ROOM
+from roundgate.aio import ROOM, is_draining
 from roundgate.auth import LOCAL, Verifier
 from roundgate.clock import Clock
 from roundgate.errors import (
     AuthError,
+    Draining,
     GatewayError,
     InsufficientScope,
     InternalError,
@@ -367,7 +368,10 @@ class RequestMiddleware:
                 await self._fail(InternalError(reference), exchange)
         except asyncio.CancelledError:
             exchange.label = "cancelled"
-            raise
+            if not (exchange.is_mcp and is_draining()):
+                raise
+            # the server cancels requests that outlast the grace; it would answer with a bare 500
+            await self._fail(Draining(), exchange)
         finally:
             if exchange.is_mcp or exchange.error is not None:
                 exchange.write_line((time.perf_counter() - started) * 1000)
@@ -430,7 +434,7 @@ class RequestMiddleware:
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
         exchange.code = exchange.revision.look_up(error).code
-        exchange.label, exchange.error = "error", str(error)
+        exchange.label, exchange.error = error.outcome, str(error)
         if exchange.responder.state is not State.DONE:
             await exchange.responder.error(error, exchange.request_id, exchange.revision)
 

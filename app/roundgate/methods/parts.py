@@ -245,10 +245,10 @@ class Methods:
     def deadline(self, remaining_ms: float | None) -> Deadline:
         """Return the deadline of a request that begins now and that its environment lets run for
         `remaining_ms` milliseconds; `None` for no limit."""
-        limit_ms = self._timeout_ms
-        return self._clock.deadline(
-            limit_ms if remaining_ms is None else min(limit_ms, remaining_ms)
-        )
+        deadline = self._clock.deadline(self._timeout_ms)
+        if remaining_ms is not None:
+            deadline.shorten(self._clock.monotonic_ms() + remaining_ms)
+        return deadline
 
     def serve(self, context: RequestContext) -> Awaitable[Response]:
         """Serve one request.

@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from roundgate import json
+from roundgate.aio import Until
 from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import StateRefused, TaskNotFound, ToolError, Unavailable
@@ -97,12 +98,10 @@ class Waiting:
 
         end = self._watch.begin(task, latest, tell)
         try:
-            async with asyncio.timeout(max(0.0, (deadline.remaining_ms() or 0) / 1000)):
+            with Until(deadline):
                 while not _is_settled(latest):
                     changed.clear()
                     await changed.wait()
-        except TimeoutError:
-            pass
         finally:
             end()
         return latest

@@ -17,7 +17,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol import Meta
 from roundgate.replay.context import Context, log_to_client, run_of
-from roundgate.replay.engine import Completed, Failed, call_timeout, failure_of
+from roundgate.replay.engine import Completed, Failed, failure_of, late_error
 from roundgate.replay.run import Authorize, Call, Notify
 
 T = TypeVar("T")
@@ -66,19 +66,14 @@ async def run_direct(call: Coroutine[Any, Any, T], context: DirectContext) -> Co
     Raises:
         CancelledError: the call was cancelled.
     """
-    watch, remaining_ms = context.watch, context.deadline.remaining_ms()
-    limit_s = None if remaining_ms is None else remaining_ms / 1000
-    if limit_s is not None:
-        watch.limit(limit_s)
+    watch, deadline = context.watch, context.deadline
+    limit_s = watch.limit(deadline)
     try:
         value = await InOwnContext(call)
     except BaseException as error:
-        if (
-            watch.end_limit()
-            and limit_s is not None
-            and isinstance(error, CancelledError | TimeoutError)  # some libraries convert it
-        ):
-            return Failed(call_timeout(limit_s))
+        # some libraries convert the cancellation
+        if watch.end_limit() and isinstance(error, CancelledError | TimeoutError):
+            return Failed(late_error(deadline, limit_s))
         return Failed(failure_of(error))
     watch.end_limit()
     return Completed(value)

@@ -15,13 +15,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from roundgate.aio import InOwnContext, TaskWatch
-from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
+from roundgate.aio import InOwnContext, TaskWatch, is_draining
+from roundgate.clock import Deadline
+from roundgate.errors import CallTimeout, Draining, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
 from roundgate.replay.branches import inside
 from roundgate.replay.driving import (
@@ -88,13 +90,20 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
         CancelledError: the call was cancelled.
     """
     number_tasks(asyncio.get_running_loop())
-    remaining_ms = run.call.deadline.remaining_ms()
-    limit_s = None if remaining_ms is None else remaining_ms / 1000
     watch = run.call.watch
-    if watch is None or not watch.is_of_this_task:
-        watch = TaskWatch()
-    if limit_s is not None:
-        watch.limit(limit_s)
+    if watch is not None and watch.is_of_this_task:
+        return await _run_watched(handler, run, watch)
+    if run.call.task_id is not None:  # its worker ends the turn
+        return await _run_watched(handler, run, TaskWatch())
+    with TaskWatch() as watch:
+        return await _run_watched(handler, run, watch)
+
+
+async def _run_watched(
+    handler: Callable[[], Awaitable[T]], run: Run, watch: TaskWatch
+) -> Outcome[T]:
+    deadline = run.call.deadline
+    limit_s = watch.limit(deadline, partial(_shed, run))
     outcome: Outcome[T]
     try:
         with inside(run.root):
@@ -109,13 +118,28 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
                 # question
                 outcome = Completed(value) if run.stopped is None else _suspended(run)
             except BaseException as error:
-                outcome = _ended_by(error, run, limit_s if watch.end_limit() else None)
+                late = late_error(deadline, limit_s) if watch.end_limit() else None
+                outcome = _ended_by(error, run, late)
             WATCH.get().run_ended(run)
             if _shows_what_is_gone(run, outcome):
                 _warn_of_unasked(run)
             return outcome
     finally:
         run.close()
+
+
+def _shed(run: Run) -> None:
+    """Suspend a call whose process ends while a step runs or a wait lasts; the next round repeats
+    that step. On AWS Lambda, each round must complete a step, because the next one has no more
+    time."""
+    if (
+        run.call.task_id is None
+        and run.call.deadline.ends_process
+        and (run.running_steps or run.quiescence.is_waiting)
+        and (run.steps_run or is_draining())
+    ):
+        run.wants_task = True
+        run.stop(Stop.SUSPENDED)
 
 
 def _shows_what_is_gone(run: Run, outcome: Outcome[Any]) -> bool:
@@ -144,10 +168,10 @@ def _warn_of_unasked(run: Run) -> None:
 
 
 def _ended_by(
-    error: BaseException, run: Run, late_s: float | None
+    error: BaseException, run: Run, late: Exception | None
 ) -> Suspended | Restarted | Failed:
-    """Return the outcome of a handler that raised an error. `late_s` is the time limit in seconds
-    that the handler exceeded, if any.
+    """Return the outcome of a handler that raised an error. `late` is the error of a handler that
+    exceeded its time limit.
 
     Raises:
         BaseException: the error itself, if the call was cancelled or the process ends.
@@ -155,8 +179,8 @@ def _ended_by(
     match error:
         case Suspend():
             return _suspended(run)
-        case asyncio.CancelledError() | TimeoutError() if late_s is not None:
-            return Failed(call_timeout(late_s))
+        case asyncio.CancelledError() | TimeoutError() if late is not None:
+            return _suspended(run) if run.stopped is Stop.SUSPENDED else Failed(late)
         case asyncio.CancelledError() if _was_enforced(run):
             return _suspended(run)
     return _failed(failure_of(error), run)
@@ -181,8 +205,12 @@ def failure_of(error: BaseException) -> Exception:
     raise error
 
 
-def call_timeout(after_s: float) -> CallTimeout:
-    """Return the error of a call that exceeded its limit of `after_s` seconds."""
+def late_error(deadline: Deadline, limit_s: float | None) -> Exception:
+    """Return the error of a call that exceeded its deadline, which was `limit_s` seconds away when
+    the call began."""
+    if deadline.ends_process and is_draining():
+        return Draining()
+    after_s = limit_s or 0.0
     if after_s == 0:  # the process was busy before the handler began
         return CallTimeout("No time was left for the call when it began; call again later")
     limit = f"{max(0.01, round(after_s, 2)):g} s"

@@ -93,6 +93,11 @@ class Quiescence:
         self._activity = 0
         self._watching = False
 
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether a branch waits in a call of the engine, other than for a step."""
+        return bool(self._sleeping or self.parked)
+
     @contextmanager
     def moving(self) -> Iterator[None]:
         """Count as busy while the block runs outside of the engine."""

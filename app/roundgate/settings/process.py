@@ -26,6 +26,8 @@ LogFormat: TypeAlias = Literal["auto", "text", "json"]
 SQLITE: Final = "sqlite:///"
 SQS: Final = "sqs://"
 DEFAULT_STORE: Final = "sqlite:///.roundgate/gateway.sqlite3"
+DRAIN_S: Final = 10
+"""The seconds that calls have after SIGTERM if GATEWAY_DRAIN_S is unset."""
 _SWITCH: Final = ("false", "true")
 _NUMBERS: Final = ("store_connections", "drain_s")
 _SECRETS: Final = ("state_keys", "store")
@@ -156,9 +158,9 @@ class Settings:
     reload: bool = False
     """GATEWAY_RELOAD: whether to watch gateway.yaml and the files that it loads, and serve their
     changes."""
-    drain_s: int = 0
-    """GATEWAY_DRAIN_S: the seconds for which `serve` continues after SIGTERM, while /readyz answers
-    503."""
+    drain_s: int | None = None
+    """GATEWAY_DRAIN_S: the seconds after SIGTERM in which calls, and steps of tasks, end. `serve`
+    accepts connections for the first half of them; if the variable is unset, for none."""
     on_lambda: bool = False
     """Whether the process is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set)."""
     on_function: str = ""
@@ -166,6 +168,17 @@ class Settings:
     on_demand: bool = False
     """Whether a caller waits while this process starts: on AWS Lambda without provisioned
     concurrency or a snapshot."""
+
+    @property
+    def grace_s(self) -> float:
+        """The seconds that calls have after SIGTERM."""
+        return DRAIN_S if self.drain_s is None else self.drain_s
+
+    @property
+    def accepts_s(self) -> float:
+        """The seconds after SIGTERM in which balancers notice that the process is not ready, so it
+        still accepts connections."""
+        return 0.0 if self.drain_s is None else self.drain_s / 2
 
     @property
     def state_keys_source(self) -> str:

@@ -341,7 +341,7 @@ class TasksConfig(Model):
     )
     stop_grace_s: float | None = Field(
         None,
-        description="Seconds that running steps get when the process stops. Unset: 10 for serve, 25 for worker.",
+        description="Seconds that running steps get when the process stops. Unset: GATEWAY_DRAIN_S.",
         ge=0,
         le=3_600,
     )

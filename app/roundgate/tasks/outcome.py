@@ -22,6 +22,7 @@ from roundgate.errors import (
     ArgumentsRefused,
     BackendError,
     CallTimeout,
+    Draining,
     GatewayError,
     ProtocolError,
     ServerRefused,
@@ -51,14 +52,14 @@ def tool_result(
     unexpected exceptions.
 
     Raises:
-        ProtocolError: the call ended with this error.
+        ProtocolError, Draining: the call ended with this error.
     """
     match outcome:
         case Completed(ToolResult() as result):
             return result
         case Completed(returned):
             return tool_result(Failed(_unusable(returned)), tool, clock, shows_errors=shows_errors)
-        case Failed(ProtocolError() as error):
+        case Failed(ProtocolError() | Draining() as error):
             raise error
         case Failed(ServerRefused() as error):
             refusal = without_none(code=error.code, data=error.details)

@@ -201,7 +201,7 @@ class Pool:
             queue: the queue of messages.
             config: the limits of tasks.
             metrics: counts turns.
-            stop_grace_s: seconds for a turn to reach its next step at the end, unless
+            stop_grace_s: seconds for a turn to reach its next step after a request to stop, unless
                 `tasks.stop_grace_s` is set.
             share: the maximum number of concurrent turns of one owner; `None` for all.
             children: runs suspects in processes; only for a process of the gateway's own.
@@ -225,6 +225,8 @@ class Pool:
         self._isolated: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._stop_requested = False
+        self._stops_s = 0.0
+        """The end of the grace on the event loop's clock, once a stop is requested."""
 
     def start(self) -> None:
         """Start the loops of the pool in this event loop."""
@@ -237,7 +239,9 @@ class Pool:
 
     def request_stop(self) -> None:
         """Receive no more messages, and ask the runs to release their tasks at the next step."""
-        self._stop_requested = True
+        if not self._stop_requested:
+            self._stop_requested = True
+            self._stops_s = asyncio.get_running_loop().time() + self._stop_grace_s
         for loop in self._loops:
             loop.cancel()
         self._worker.request_stop()
@@ -257,7 +261,8 @@ class Pool:
         if not self._is_crashing:
             self.request_stop()
             await asyncio.gather(*self._loops, return_exceptions=True)
-            await _over(self._turns | self._isolated, self._stop_grace_s)
+            left_s = self._stops_s - asyncio.get_running_loop().time()
+            await _over(self._turns | self._isolated, max(0.0, left_s))
             for turn in self._turns:
                 turn.cancel()
         await _over(self._turns | self._isolated, END_GRACE_S)

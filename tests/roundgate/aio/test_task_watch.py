@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from roundgate.aio import TaskWatch
+from roundgate.clock import Clock
 
 
 class Watch(TaskWatch):
@@ -82,18 +83,18 @@ async def test_a_watch_cancels_its_block_alone() -> None:
 async def test_a_limit_cancels_a_block_that_takes_longer() -> None:
     with Watch() as watch:
         for limit_s in (0.01, 0.15):
-            watch.limit(limit_s)
+            watch.limit(Clock().deadline(limit_s * 1000))
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(60)
             assert watch.end_limit()
-        watch.limit(0.15)
+        watch.limit(Clock().deadline(150))
         await asyncio.sleep(0)
         assert not watch.end_limit()
 
 
 async def test_a_block_that_is_cancelled_at_its_limit_is_cancelled() -> None:
     with Watch() as watch:
-        watch.limit(0.0)
+        watch.limit(Clock().deadline(0))
         asyncio.get_running_loop().call_later(0.0, watch.cancel)
         try:
             await asyncio.sleep(60)

@@ -4,14 +4,18 @@ without having got further."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from roundgate.errors import CallTimeout
+from roundgate.aio import ticker
+from roundgate.clock import Clock
+from roundgate.errors import CallTimeout, Draining
 from roundgate.replay import steps
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
+from roundgate.replay.sync_context import SyncContext
 from roundgate.replay.waiting import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
 from tests.support.replay import (
@@ -194,3 +198,110 @@ async def test_a_step_and_a_shed_of_one_name_are_two_things() -> None:
         return await ctx.step("plan", lambda: "made")
 
     assert (await play_to_the_end(handler, polite)).value == "made"
+
+
+async def drain_soon(reached: asyncio.Event) -> None:
+    """Let the process stop once the handler has got so far."""
+    await reached.wait()
+    ticker().drain(Clock().monotonic_ms())
+
+
+async def test_a_call_whose_process_stops_in_a_step_keeps_its_finished_steps() -> None:
+    reached = asyncio.Event()
+
+    async def second() -> int:
+        if not reached.is_set():
+            reached.set()
+            await asyncio.Event().wait()
+        return 2
+
+    effects = Effects()
+
+    async def handler(ctx: Context) -> int:
+        return int(await ctx.step("one", effects.do, 1)) + int(await ctx.step("two", second))
+
+    stopping = asyncio.create_task(drain_soon(reached))
+    shed = await play(handler, within_ms=60_000)
+    assert isinstance(shed, Suspended)
+    assert shed.wants_task
+    await stopping
+    ticker().drained_ms = None  # another process
+    assert value_of(await play(handler, shed)) == 3
+    assert effects.seen == [1]
+
+
+async def test_a_call_whose_process_stops_in_a_wait_waits_for_the_rest_elsewhere() -> None:
+    reached = asyncio.Event()
+
+    async def handler(ctx: Context) -> str:
+        reached.set()
+        await ctx.sleep(30)
+        return "rested"
+
+    stopping = asyncio.create_task(drain_soon(reached))
+    shed = await play(handler, within_ms=60_000)
+    await stopping
+    assert isinstance(shed, Suspended)
+    ticker().drained_ms = None
+    clock = FixedClock()
+    clock.skip((Clock().now_ms() - clock.now_ms()) / 1000 + 31)
+    assert value_of(await play(handler, shed, clock=clock)) == "rested"
+
+
+async def test_a_call_whose_process_stops_outside_of_steps_may_have_taken_effect() -> None:
+    reached = asyncio.Event()
+
+    async def handler(ctx: Context) -> None:
+        await ctx.step("one", int)
+        reached.set()
+        await asyncio.Event().wait()
+
+    stopping = asyncio.create_task(drain_soon(reached))
+    error = error_of(await play(handler, within_ms=60_000))
+    await stopping
+    assert isinstance(error, Draining)
+    assert "may have taken effect" in str(error)
+
+
+async def test_a_call_that_begins_while_its_process_stops_has_the_time_that_is_left() -> None:
+    async def handler(ctx: Context) -> None:
+        await asyncio.Event().wait()
+
+    ticker().drain(Clock().monotonic_ms())
+    assert isinstance(error_of(await play(handler, within_ms=60_000)), Draining)
+
+
+async def test_a_plain_function_is_not_run_again_because_its_process_stops() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def handler(ctx: SyncContext) -> None:
+        begun.set()
+        ended.wait(60)
+
+    async def stop() -> None:
+        await asyncio.to_thread(begun.wait, 60)
+        ticker().drain(Clock().monotonic_ms())
+
+    stopping = asyncio.create_task(stop())
+    assert isinstance(error_of(await play(handler, within_ms=60_000)), Draining)
+    ended.set()
+    await stopping
+
+
+@pytest.mark.parametrize("has_finished", [True, False])
+async def test_a_step_that_the_runtime_ends_is_repeated_if_the_round_has_finished_another(
+    has_finished: bool,
+) -> None:
+    async def handler(ctx: Context) -> None:
+        if has_finished:
+            await ctx.step("one", int)
+        await ctx.step("two", asyncio.Event().wait)
+
+    clock = Clock()
+    deadline = clock.deadline(60_000)
+    deadline.shorten(clock.monotonic_ms() + MARGIN_MS)
+    outcome = await play(handler, deadline=deadline)
+    if has_finished:
+        assert isinstance(outcome, Suspended)
+    else:
+        assert isinstance(error_of(outcome), CallTimeout)

@@ -261,7 +261,7 @@ class SessionCalls:
                     raise
                 reply = tool_error(caller.revision, error)
             except GatewayError as error:
-                span.end("error", error_code(error), str(error))
+                span.end(error.outcome, error_code(error), str(error))
                 raise
             if reply is None:
                 span.end("input_required")

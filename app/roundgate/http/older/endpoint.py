@@ -25,6 +25,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import (
     AuthError,
+    Draining,
     GatewayError,
     InvalidRequest,
     StoreAway,
@@ -65,6 +66,8 @@ from roundgate.protocol.v2025.shapes import implementation
 from roundgate.settings import ServerConfig
 from roundgate.tokens.ids import SessionFacts, SessionSealer
 
+RESUMABLE: Final = (StoreAway, Draining)
+"""The errors after which a client that resumes its call may get the result."""
 RESUMING: Final = "2025-11-25"
 """The revision whose clients resume streams that ended. Some clients of earlier revisions do so,
 too, but the gateway cannot tell which."""
@@ -166,7 +169,7 @@ class OlderEndpoint:
                     try:
                         await self._initialize(message, exchange)
                     except GatewayError as error:
-                        span.end("error", error_code(error), str(error))
+                        span.end(error.outcome, error_code(error), str(error))
                         raise
                 return
         caller = await self._caller(exchange)
@@ -190,7 +193,7 @@ class OlderEndpoint:
             self._running[key] = watch.cancel
             try:
                 responded = await self._calls.respond(message, caller, stream, exchange.correlation)
-            except StoreAway as away:
+            except RESUMABLE as away:
                 responded = await self._come_again(away, caller, stream, exchange)
             finally:
                 if self._running.get(key) == watch.cancel:  # not a later request with the same id
@@ -234,7 +237,7 @@ class OlderEndpoint:
             try:
                 return await self._own.result(request, caller)
             except GatewayError as error:
-                span.end("error", error_code(error), str(error))
+                span.end(error.outcome, error_code(error), str(error))
                 raise
 
     def _message_span(
@@ -327,7 +330,7 @@ class OlderEndpoint:
             error = exchange.refused(error)
             return jsonrpc.error_response(exchange.request_id, -32600, str(error))
         except GatewayError as error:
-            exchange.label, exchange.error = "error", str(error)
+            exchange.label, exchange.error = error.outcome, str(error)
             exchange.code = wire_errors.look_up(error).code
             return wire_errors.render(error, exchange.request_id)[1]
         finally:
@@ -360,7 +363,7 @@ class OlderEndpoint:
                 await self._sessions.check(caller.session, caller.principal)
                 call = await self._calls.open_calls.reopened(last_event_id, caller)
                 responded = await self._resumed(call, caller, stream, exchange)
-            except StoreAway as away:
+            except RESUMABLE as away:
                 responded = await self._come_again(away, caller, stream, exchange)
             await self._send(responded, exchange, as_event=True)
         await self._hung_up(watch, exchange)
@@ -375,21 +378,21 @@ class OlderEndpoint:
         except AuthError:  # answered with its challenge
             raise
         except GatewayError as error:
-            if isinstance(error, StoreAway) and self._comes_again(caller, stream):
+            if isinstance(error, RESUMABLE) and self._comes_again(caller, stream):
                 raise
             # send it on the stream, under the id of the call; otherwise the client would resume forever
-            exchange.label, exchange.error = "error", str(error)
-            return Responded(wire_errors.render(error, call.request.id)[1], "error")
+            exchange.error = str(error)
+            return Responded(wire_errors.render(error, call.request.id)[1], error.outcome)
 
     async def _come_again(
-        self, away: StoreAway, caller: SessionCaller, stream: RequestStream, exchange: Exchange
+        self, away: GatewayError, caller: SessionCaller, stream: RequestStream, exchange: Exchange
     ) -> Responded:
         """End a stream whose client will resume the call; raise `away` if it will not."""
         if not self._comes_again(caller, stream):
             raise away
         exchange.error = str(away)
         await stream.come_again()
-        return Responded(None, "error")
+        return Responded(None, away.outcome)
 
     def _comes_again(self, caller: SessionCaller, stream: RequestStream) -> bool:
         """Return whether a client will resume its call and can still get it. The call's expiry
@@ -487,7 +490,7 @@ class OlderEndpoint:
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
         status, body = wire_errors.render(error, exchange.request_id)
         exchange.code = wire_errors.look_up(error).code
-        exchange.label, exchange.error = "error", str(error)
+        exchange.label, exchange.error = error.outcome, str(error)
         if exchange.responder.state is not State.DONE:
             headers = error_headers(error) if status >= 400 else ()
             await exchange.responder.answer(status, body, headers)

@@ -19,10 +19,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from roundgate import json
+from roundgate.aio import is_draining
 from roundgate.clock import Clock
 from roundgate.errors import (
     AuthError,
     CallCancelled,
+    Draining,
     GatewayError,
     LeaseLost,
     MissingCapability,
@@ -195,6 +197,8 @@ class Rounds:
             if call.leaves:
                 await self._keep(call, call.state)
                 return None
+            if is_draining():  # the next round would have no time
+                raise Draining
             if call.held is not None:
                 await self._tasks.patiently(partial(call.held.beat, call.state.to_bytes()))
 
