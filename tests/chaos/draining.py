@@ -328,9 +328,7 @@ def _repeated(directory: Path, told: Told, times: int) -> list[str]:
     again: Counter[str] = Counter()
     for line, count in ran.items():
         again[line.partition(" ")[0]] += count - 1
-    return [
-        f"{call} repeated {again[call]} steps" for call in told.finished if again[call] > times
-    ]
+    return [f"{call} repeated {again[call]} steps" for call in told.finished if again[call] > times]
 
 
 async def chaos(arguments: argparse.Namespace) -> bool:

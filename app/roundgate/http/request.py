@@ -347,15 +347,7 @@ class RequestMiddleware:
                 else:
                     await self._nothing(scope, receive, send)
             except GatewayError as error:
-                if exchange.is_mcp and not exchange.is_read:
-                    exchange.is_read = True
-                    exchange.request_id = await bodies.read_id(
-                        scope["method"], exchange.headers, receive
-                    )
-                if isinstance(error, AuthError):
-                    await self._challenge(error, exchange)
-                else:
-                    await self._fail(error, exchange)
+                await self._answer_error(error, scope["method"], receive, exchange)
             except ClientDisconnect:
                 exchange.label = "cancelled"
             except Exception as error:
@@ -416,6 +408,17 @@ class RequestMiddleware:
         return self._console is not None and (
             path == self._console[0] or path.startswith(self._console[1])
         )
+
+    async def _answer_error(
+        self, error: GatewayError, method: str, receive: Receive, exchange: Exchange
+    ) -> None:
+        if exchange.is_mcp and not exchange.is_read:
+            exchange.is_read = True
+            exchange.request_id = await bodies.read_id(method, exchange.headers, receive)
+        if isinstance(error, AuthError):
+            await self._challenge(error, exchange)
+        else:
+            await self._fail(error, exchange)
 
     async def _challenge(self, error: AuthError, exchange: Exchange) -> None:
         """Send 401 or 403 with its challenge (RFC 6750 section 3).
