@@ -184,7 +184,7 @@ class Clients:
         return self._sum(result)
 
     async def _task(self, name: str) -> str:
-        tasks = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+        tasks: dict[str, Any] = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
         created = await self._tool("task", self._work(name), clientCapabilities=tasks)
         assert created, "a task was not created"
         while True:
@@ -247,6 +247,11 @@ class Replica:
                     pass
                 await asyncio.sleep(0.05)
 
+    def end(self) -> None:
+        """Kill the process that runs now."""
+        if self.process is not None:
+            end(self.process)
+
     async def stop(self) -> int:
         """Send SIGTERM; return the exit status."""
         assert self.process is not None
@@ -274,7 +279,7 @@ async def drained(directory: Path, times: int, at_once: int, dice: random.Random
             port = stack.enter_context(reserved_port())
             replica = Replica(directory / "gateway.yaml", port, environment)
             replica.start()
-            stack.callback(lambda one=replica: end(one.process))
+            stack.callback(replica.end)
             replicas.append(replica)
         for replica in replicas:
             await replica.until_ready()
