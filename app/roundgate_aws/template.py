@@ -212,6 +212,11 @@ def parameter_name(variable: str) -> str:
     return "Env" + "".join(part[:1].upper() + part[1:].lower() for part in variable.split("_"))
 
 
+MAX_ENV_BYTES: Final = 3_400
+"""The maximum size of `env`: AWS Lambda takes 4,096 bytes of variables, and the gateway's own have
+up to 700."""
+
+
 def env_parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return the stack's parameters for the variables. A text that refers to another variable does
     not become a default."""
@@ -225,9 +230,15 @@ def env_parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 
 def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
-    """Yield a problem for each reference to a variable that the functions lack, and for each
-    variable whose parameter would have the name of another variable's parameter."""
+    """Yield a problem for each reference to a variable that the functions lack, for each variable
+    whose parameter would have the name of another variable's parameter, and for variables that do
+    not fit into a function."""
     env = source.get("env") or {}
+    size = sum(len(f"{name}{text}".encode()) for name, text in env.items())
+    if size > MAX_ENV_BYTES:
+        message = f"has {size} bytes of names and texts, but functions take {MAX_ENV_BYTES}"
+        remedy = "keep long texts in AWS Systems Manager or Secrets Manager: ${ssm:NAME}"
+        yield Problem(file, "env", message, remedy)
     rest = {name: expression for name, expression in source.items() if name != "env"}
     variables = [expression for expression in expressions(rest) if expression.source in ("", "env")]
     for name in sorted({expression.name for expression in variables if expression.default is None}):

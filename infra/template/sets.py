@@ -42,6 +42,8 @@ MATTERS: Final[Choices] = {
     "TableEncryption": ("aws-owned", "aws-managed"),
     "ProtectTable": ("true", "false"),
     "AlarmTopicArn": ("", "arn:aws:sns:eu-central-1:123456789012:alarms"),
+    "TicketTopicArn": ("", "arn:aws:sns:eu-central-1:123456789012:tickets"),
+    "ExecWrapper": ("", "/opt/otel-instrument"),
 }
 """The values of each parameter that determines which resources exist, the default first."""
 WITH_DOMAIN: Final = {"DomainName": "mcp.example.com", "CertificateArn": CERTIFICATE}

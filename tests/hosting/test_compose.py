@@ -229,6 +229,12 @@ def prometheus(running: Running, folder: Path) -> Iterator[str]:
             str(service["port"]) == SERVICES[name]["environment"]["OTEL_EXPORTER_PROMETHEUS_PORT"]
         )
         job["static_configs"] = [{"targets": running.metrics[name]}]
+    mounted = {
+        path.partition(":")[2].removesuffix(":ro") for path in SERVICES["prometheus"]["volumes"]
+    }
+    assert set(config["rule_files"]) <= mounted
+    config["rule_files"] = [str(ROOT / "examples" / "monitoring" / "alerts.yaml")]
+    config["global"]["evaluation_interval"] = "1s"
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     options = [
         option.replace("/etc/prometheus/", f"{folder}/").replace("=/prometheus", f"={folder}/data")
@@ -265,6 +271,14 @@ def test_prometheus_scrapes_them_and_answers_each_query_of_the_dashboard(
                 if answer.json()["data"]["result"]:
                     shown.add(expression)
         targets = httpx.get(f"{url}/api/v1/targets", timeout=60).json()["data"]["activeTargets"]
+        names = httpx.get(f"{url}/api/v1/label/__name__/values", timeout=60).json()["data"]
+        labels = httpx.get(f"{url}/api/v1/labels", timeout=60).json()["data"]
+        (group,) = httpx.get(f"{url}/api/v1/rules", timeout=60).json()["data"]["groups"]
     assert len(wanted) >= 5
     assert {target["health"] for target in targets} == {"up"}
+    assert "roundgate_tools_calls_total" in names
+    assert not [label for label in labels if label.startswith("otel_scope")]
+    assert {rule["health"] for rule in group["rules"]} == {"ok"}, group
+    firing = [rule["name"] for rule in group["rules"] if rule["state"] == "firing"]
+    assert firing == [], "nothing fails here"
     assert len(targets) == 4

@@ -2,7 +2,8 @@
 
 A metric is what was told of it, minute by minute. An alarm looks at its last `EvaluationPeriods`
 periods: each is a statistic of the points in it, or missing, and missing ones count as
-`TreatMissingData` says. It fires when all breach.
+`TreatMissingData` says. It fires when all breach; with `missing`, when those with points do, and
+when there are none any more and `InsufficientDataActions` tells it.
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/AlarmThatSendsEmail.html#alarms-and-missing-data
 """
 
@@ -51,26 +52,32 @@ class Alarm:
     """The minutes of a period."""
     periods: int
     threshold: float
-    missing_breaches: bool
+    missing_breaches: bool | None
+    """`None` if missing periods do not count."""
+    tells_no_data: bool = False
 
     @property
     def metrics(self) -> list[Metric]:
         return [*self.terms.values()]
 
     def fires(self, told: Told) -> bool:
-        """Whether it is in the state ALARM after these minutes; before them nothing was told."""
+        """Whether it has told its topic that it is in the state ALARM, or has no data any more, after
+        these minutes; before them nothing was told."""
         by_id = told if isinstance(told, Mapping) else {ALONE: told}
         assert by_id.keys() == self.terms.keys()
         wanted = self.minutes * self.periods
         last = {name: [*([None] * wanted), *minutes][-wanted:] for name, minutes in by_id.items()}
-        return all(
+        breaches = [
             self._breaches(
                 {name: minutes[at : at + self.minutes] for name, minutes in last.items()}
             )
             for at in range(0, wanted, self.minutes)
-        )
+        ]
+        known = [one for one in breaches if one is not None]
+        had_data = any(point is not None for minutes in by_id.values() for point in minutes)
+        return all(known) if known else self.tells_no_data and had_data
 
-    def _breaches(self, period: Mapping[str, Minutes]) -> bool:
+    def _breaches(self, period: Mapping[str, Minutes]) -> bool | None:
         value = _evaluated(
             self.expression,
             {name: _point(self.terms[name], minutes) for name, minutes in period.items()},
@@ -108,7 +115,6 @@ def alarms(template: StackTemplate) -> dict[str, Alarm]:
 
 def _alarm(name: str, properties: Mapping[str, Any]) -> Alarm:
     assert properties["ComparisonOperator"] == "GreaterThanOrEqualToThreshold"
-    assert properties["TreatMissingData"] in ("breaching", "notBreaching")
     terms, expression, period_s = _looked_at(properties)
     assert period_s % 60 == 0
     return Alarm(
@@ -118,7 +124,8 @@ def _alarm(name: str, properties: Mapping[str, Any]) -> Alarm:
         period_s // 60,
         properties["EvaluationPeriods"],
         float(properties["Threshold"]),
-        properties["TreatMissingData"] == "breaching",
+        {"breaching": True, "notBreaching": False, "missing": None}[properties["TreatMissingData"]],
+        "InsufficientDataActions" in properties,
     )
 
 

@@ -130,3 +130,9 @@ def test_a_variable_that_functions_would_not_have_is_named_before_anything_is_ma
     assert len(raised.value.problems) == 1
     twins = list(template.undeclared({"env": {"A_B": "", "AB": "", "a_b": ""}}, "gateway.yaml"))
     assert [one.path for one in twins] == ["env.a_b"]
+
+
+def test_variables_that_do_not_fit_into_a_function_are_named_before_anything_is_made() -> None:
+    for size, fits in ((template.MAX_ENV_BYTES - 4, True), (template.MAX_ENV_BYTES, False)):
+        problems = list(template.undeclared({"env": {"TEXT": "x" * size}}, "gateway.yaml"))
+        assert [one.path for one in problems] == ([] if fits else ["env"])

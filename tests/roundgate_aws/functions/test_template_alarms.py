@@ -3,6 +3,7 @@ AWS publishes them."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -28,9 +29,10 @@ NAMES |= {
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, Alarm]:
-    return alarms(StackTemplate(ROOT / "template.yaml", {}, NAMES))
+    return alarms(StackTemplate(ROOT / "template.yaml", {"AlarmTopicArn": TOPIC}, NAMES))
 
 
+TOPIC = "arn:aws:sns:eu-central-1:123456789012:alarms"
 FUNCTIONS = ("GatewayErrorsAlarm", "WorkerErrorsAlarm")
 THROTTLED = ("GatewayThrottlesAlarm", "WorkerThrottlesAlarm")
 
@@ -46,6 +48,16 @@ def throttled(throttles: Minutes, calls: Minutes) -> dict[str, Minutes]:
 def took(seconds: float, calls: float, minutes: int = 15) -> dict[str, Minutes]:
     """A hundredth of the calls took as long, or longer."""
     return {"duration": [seconds * 1000] * minutes, "calls": [calls] * minutes}
+
+
+def called(
+    failures: Minutes,
+    calls: Minutes,
+    failures_in_tasks: Minutes = NOTHING,
+    calls_in_tasks: Minutes = NOTHING,
+) -> dict[str, Minutes]:
+    in_tasks = {"failures_in_tasks": failures_in_tasks, "calls_in_tasks": calls_in_tasks}
+    return {"failures": failures, "calls": calls, **in_tasks}
 
 
 def tasks(created: Minutes, ended: Minutes, cancelled: Minutes = NOTHING) -> dict[str, Minutes]:
@@ -70,11 +82,15 @@ FIRES: dict[str, list[tuple[str, Told]]] = {
     "OverdueTasksAlarm": [
         ("a task that no worker takes", [60.0 * n for n in range(1, 12)]),
         ("a sweep that does not run any more", [0.0, 0.0, None, None, None, None, None]),
-        ("a sweep that has never run", NOTHING),
     ],
     "TaskGrowthAlarm": [
         ("a hundred a minute that do not end", tasks([100.0] * 60, NOTHING)),
         ("bursts that do not end", tasks([*([0.0] * 14), 1_200.0] * 4, [5.0] * 60, [5.0] * 60)),
+    ],
+    "ToolFailuresAlarm": [
+        ("20 of 20 calls in five minutes, and no other", called([4] * 5, [4] * 5)),
+        ("20 of 20 tasks, polled by hundreds of requests", called(NOTHING, NOTHING, [20], [20])),
+        ("a back end that a tenth of the calls need", called([20] * 5, [200] * 5)),
     ],
     "FailedStepsAlarm": [
         ("a step that failed for good", [None, None, 1.0]),
@@ -125,6 +141,8 @@ QUIET: dict[str, list[tuple[str, Told]]] = {
         ("a queue that nobody uses, of which SQS tells nothing", NOTHING),
     ],
     "OverdueTasksAlarm": [
+        ("a stack that has just been made, before its first sweep", NOTHING),
+        ("its first sweep", [None, None, 0.0]),
         ("sweeps that find nothing", QUIET_HOUR),
         ("a turn of 15 minutes, whose lease is renewed", QUIET_HOUR),
         (
@@ -141,6 +159,12 @@ QUIET: dict[str, list[tuple[str, Told]]] = {
             tasks([500.0] * 15 + [0.0] * 45, [0.0] * 15 + [250.0] * 30 + [0.0] * 15),
         ),
         ("some that wait for an answer", tasks([10.0] * 60, NOTHING)),
+    ],
+    "ToolFailuresAlarm": [
+        ("nothing wrong", called(QUIET_HOUR, [10] * 60)),
+        ("nobody calls", called(NOTHING, NOTHING)),
+        ("a few failures of few calls", called([1, 0, 2], [1, 0, 3])),
+        ("a percent of many", called([2] * 5, [200] * 5)),
     ],
     "FailedStepsAlarm": [
         ("no failed step, of which nothing is told", NOTHING),
@@ -236,6 +260,7 @@ def published(caplog: pytest.LogCaptureFixture) -> list[Any]:
         metrics.created("tool")
         metrics.claimed("tool")
         metrics.ended("tool", "step_failed")
+        metrics.called("tool", "shop", "unavailable")
         metrics.embed("tasks", SWEPT)
     lines = [record.__dict__["fields"] for record in caplog.records]
     return [one for line in lines for one in line["_aws"]["CloudWatchMetrics"]]
@@ -284,14 +309,52 @@ def test_alarms_look_at_the_table_that_the_functions_use(restored: str) -> None:
     assert {metric.dimensions["TableName"] for metric in metrics} == {restored or "tasks-table"}
 
 
-def test_an_alarm_tells_its_topic_that_it_begins_and_that_it_ends() -> None:
-    topic = "arn:aws:sns:eu-central-1:123456789012:alarms"
-    told = StackTemplate(ROOT / "template.yaml", {"AlarmTopicArn": topic}, NAMES)
-    usual = StackTemplate(ROOT / "template.yaml", {}, NAMES)
-    for name in told.named("AWS::CloudWatch::Alarm"):
-        properties = told.properties(name)
-        assert properties["AlarmActions"] == properties["OKActions"] == [topic], name
-        assert not usual.properties(name).keys() & {"AlarmActions", "OKActions"}
+TICKETS = ["arn:aws:sns:eu-central-1:123456789012:tickets"]
+PAGES = {
+    *("ApiErrorsAlarm", "GatewayErrorsAlarm", "GatewayThrottlesAlarm", "OverdueTasksAlarm"),
+    *("QueueAgeAlarm", "TableThrottlesAlarm", "ToolFailuresAlarm", "WorkerErrorsAlarm"),
+}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "pages", "tickets"),
+    [
+        ({}, None, None),
+        ({"AlarmTopicArn": TOPIC}, [TOPIC], [TOPIC]),
+        ({"AlarmTopicArn": TOPIC, "TicketTopicArn": TICKETS[0]}, [TOPIC], TICKETS),
+        ({"TicketTopicArn": TICKETS[0]}, None, TICKETS),
+    ],
+)
+def test_an_alarm_tells_its_topic_that_it_begins_and_that_it_ends(
+    parameters: dict[str, str], pages: list[str] | None, tickets: list[str] | None
+) -> None:
+    template = StackTemplate(ROOT / "template.yaml", parameters, NAMES)
+    names = template.named("AWS::CloudWatch::Alarm")
+    assert set(names) > PAGES
+    for name in names:
+        properties, wanted = template.properties(name), pages if name in PAGES else tickets
+        assert properties.get("AlarmActions") == properties.get("OKActions") == wanted, name
+        if "InsufficientDataActions" in properties:
+            assert properties["InsufficientDataActions"] == wanted
+
+
+def test_every_threshold_that_depends_on_the_load_is_a_parameter() -> None:
+    limits = {
+        "DeadLettersAlarm": "AlarmDeadLetters",
+        "BacklogAlarm": "AlarmBacklog",
+        "FailedStepsAlarm": "AlarmFailedSteps",
+        "GatewayNearTimeoutAlarm": "AlarmTimeoutPercent",
+        "ToolFailuresAlarm": "AlarmPercent",
+    }
+    template = StackTemplate(ROOT / "template.yaml", dict.fromkeys(limits.values(), 77), NAMES)
+    for name in limits:
+        assert template.properties(name)["Threshold"] == 77
+
+
+def test_each_alarm_is_in_the_runbook(known: dict[str, Alarm]) -> None:
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    told = re.findall(r"`(\w+Alarm)`", page.partition("| alarm |")[2].partition("\n\n")[0])
+    assert set(told) == known.keys()
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ NAMED = {
     *("AWS::ApiGatewayV2::Stage", "AWS::Lambda::EventInvokeConfig"),  # only within their parent
     *("AWS::ApiGateway::Stage", "AWS::ApiGateway::Method"),
     "AWS::ApiGatewayV2::DomainName",  # a name that the user owns
+    "AWS::Logs::LogGroup",  # of the API: its prefix is AWS's, and the stack's name is in it
 }
 """Types that may have a physical name."""
 SOURCE = (ROOT / "template.yaml").read_text("utf-8")

@@ -131,6 +131,8 @@ def metrics(widgets: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]
     """Namespace, name, and first dimension with its value, of each metric."""
     for widget in widgets:
         for metric in widget["properties"].get("metrics", ()):
+            if isinstance(metric[0], dict):
+                continue
             namespace, name, *dimensions = (part for part in metric if isinstance(part, str))
             assert dimensions[2:] in ([], *(["GlobalSecondaryIndexName", name] for name in INDEXES))
             yield namespace, name, dimensions[0], dimensions[1]
@@ -148,7 +150,7 @@ def test_every_metric_of_ours_is_in_the_log_of_its_function(
         for line in of_function
         if "_aws" in line
         for directive in line["_aws"]["CloudWatchMetrics"]
-        for (dimension,) in directive["Dimensions"]
+        for dimension in directive["Dimensions"][0]
         for metric in directive["Metrics"]
         if isinstance(line[metric["Name"]], int | float)
     }
@@ -157,6 +159,27 @@ def test_every_metric_of_ours_is_in_the_log_of_its_function(
     emitted.add((filtered["MetricNamespace"], filtered["MetricName"], "ApiId", NAMES["Api"]))
     ours = {metric for metric in metrics(widgets) if metric[0] not in OF_AWS}
     assert ours == emitted, "all of them are shown"
+
+
+def test_a_search_finds_the_metrics_of_each_back_end(
+    widgets: list[dict[str, Any]], lines: dict[str, list[dict[str, Any]]]
+) -> None:
+    searches = [
+        metric[0]["expression"]
+        for widget in widgets
+        for metric in widget["properties"].get("metrics", ())
+        if isinstance(metric[0], dict)
+    ]
+    ours = [one for one in searches if "{roundgate," in one]
+    assert len(searches) == len(ours) + 2
+    (search,) = ours
+    schema = search.partition("{")[2].partition("}")[0].split(",")
+    counted = [line for of_function in lines.values() for line in of_function if "backend" in line]
+    for line in counted:
+        (directive,) = line["_aws"]["CloudWatchMetrics"]
+        assert [directive["Namespace"], *directive["Dimensions"][1]] == schema
+        assert line["function"] in search
+    assert 'MetricName="tool_failures"' in search
 
 
 def test_every_metric_of_aws_is_one_that_it_publishes(widgets: list[dict[str, Any]]) -> None:

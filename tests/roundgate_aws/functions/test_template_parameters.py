@@ -55,6 +55,19 @@ def test_every_function_has_the_layers() -> None:
         assert "Layers" not in permissions.deployed().properties(name)
 
 
+def test_a_layer_has_its_script_started_where_no_other_one_is() -> None:
+    script = "AWS_LAMBDA_EXEC_WRAPPER"
+    for api, of_gateway in (
+        ("http", "/opt/otel-instrument"),
+        ("rest", "/var/task/roundgate/stream.sh"),
+    ):
+        own = permissions.deployed(ApiType=api, ExecWrapper="/opt/otel-instrument")
+        variables = [own.properties(name)["Environment"]["Variables"] for name in OF_TASKS]
+        assert [one[script] for one in variables] == [of_gateway, "/opt/otel-instrument"]
+    for name in OF_TASKS:
+        assert script not in permissions.deployed().properties(name)["Environment"]["Variables"]
+
+
 # Traces
 
 
