@@ -7,8 +7,10 @@ directory. `roundgate audit` reads logs of any size.
 from __future__ import annotations
 
 import asyncio
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -17,10 +19,10 @@ from starlette.responses import HTMLResponse
 from roundgate.audit.records import record_from_line
 from roundgate.audit.verifying import checkpoints_of, files_of, lines_of, verify
 from roundgate.runtime.audit_log import audit_directory
-from roundgate_console.frame import Console, ConsolePage, PageError
+from roundgate_console.frame import Console, ConsolePage, Page, PageError
 
-MAX_SHOWN: Final = 200
-"""The limit on the records of a page."""
+PER_PAGE: Final = 100
+"""The number of records of a page."""
 MAX_READ_BYTES: Final = 20_000_000
 """The limit on the bytes that a page reads, from the newest records; a second of work."""
 MAX_VERIFIED_BYTES: Final = 500_000_000
@@ -47,6 +49,7 @@ class AuditRecords(BaseModel):
     """The newest records first."""
 
     is_whole: bool = Field(description="Whether all records were read, or only the newest.")
+    pages: int = Field(1, description="The number of pages of the records that were read.")
     records: list[AuditRecord]
 
 
@@ -74,10 +77,11 @@ def make_router(console: Console) -> APIRouter:
         return audit_directory(console.file, config)
 
     @router.get("/api/audit", summary="Records of the audit log")
-    async def read_records(call: str = "", subject: str = "") -> AuditRecords:
+    async def read_records(call: str = "", subject: str = "", page: Page = 1) -> AuditRecords:
         """Report the newest records, or those of a call or a subject among the newest."""
         async with reading:  # the records of one request may take 100 MB of memory
-            return await asyncio.to_thread(_newest, directory(), call.strip(), subject.strip())
+            sought = (call.strip(), subject.strip(), page)
+            return await asyncio.to_thread(_newest, directory(), *sought)
 
     @router.post("/api/audit/verify", summary="Verify the audit log")
     async def verify_log() -> AuditReport:
@@ -86,26 +90,36 @@ def make_router(console: Console) -> APIRouter:
             return await asyncio.to_thread(_verified, directory())
 
     async def show(
-        request: Request, call: str, subject: str, report: AuditReport | None
+        request: Request, call: str, subject: str, page: int, report: AuditReport | None
     ) -> HTMLResponse:
-        found = await read_records(call, subject)
+        found = await read_records(call, subject, page)
         return console.page(
-            request, "audit.html", found=found, call=call, subject=subject, report=report
+            request,
+            "audit.html",
+            found=found,
+            call=call,
+            subject=subject,
+            page=page,
+            query=urlencode({"call": call, "subject": subject}),
+            report=report,
         )
 
     @router.get("/audit", include_in_schema=False)
-    async def page(request: Request, call: str = "", subject: str = "") -> HTMLResponse:
-        return await show(request, call, subject, None)
+    async def records_page(
+        request: Request, call: str = "", subject: str = "", page: Page = 1
+    ) -> HTMLResponse:
+        return await show(request, call, subject, page, None)
 
     @router.post("/audit", include_in_schema=False)
     async def verified_page(request: Request) -> HTMLResponse:
-        return await show(request, "", "", await verify_log())
+        return await show(request, "", "", 1, await verify_log())
 
     return router
 
 
-def _newest(directory: Path, call: str, subject: str) -> AuditRecords:
-    """Return the newest records of a directory that belong to a call and a subject, if named."""
+def _newest(directory: Path, call: str, subject: str, page: int) -> AuditRecords:
+    """Return a page of the newest records of a directory that belong to a call and a subject, if
+    named."""
     files = sorted(_files(directory), key=lambda file: file.stat().st_mtime, reverse=True)
     rest, records = MAX_READ_BYTES, list[dict[str, Any]]()
     for file in files:
@@ -127,8 +141,9 @@ def _newest(directory: Path, call: str, subject: str) -> AuditRecords:
         ]
     records.sort(key=lambda each: (each["at"], each["chain"], each["n"]), reverse=True)
     return AuditRecords(
-        is_whole=rest > 0 and len(records) <= MAX_SHOWN,
-        records=[_record(each) for each in records[:MAX_SHOWN]],
+        is_whole=rest > 0,
+        pages=max(1, ceil(len(records) / PER_PAGE)),
+        records=[_record(each) for each in records[(page - 1) * PER_PAGE : page * PER_PAGE]],
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from math import ceil
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import HTMLResponse
 
@@ -24,34 +26,71 @@ from roundgate_console.charts import (
     picture,
     updates_left,
 )
-from roundgate_console.frame import Console, ConsolePage, PageError
-from roundgate_console.recent import RecentCall, recent_calls
+from roundgate_console.frame import Console, ConsolePage, Page, PageError
+from roundgate_console.recent import RecentCall, equal_calls, recent_calls
 from roundgate_console.timeline import TimelineItem, make_timeline, tone_of
 
-MAX_CALLS: Final = 200
-"""The limit on listed calls; older ones are found by their tool, subject or id."""
+PER_PAGE: Final = 50
+"""The number of rows of a page of calls."""
 MAX_TEXT: Final = 200
 """The limit on the text of a search, in characters."""
 
 
-class CallRow(BaseModel):
-    """A call that this process served lately."""
+TONES: Final[Mapping[str, str]] = MappingProxyType(
+    {"bad": "failed", "waits": "waiting", "active": "running", "good": "succeeded"}
+)
+"""The outcomes by which calls are filtered, by their tone."""
 
-    call: str = Field(description="Its id in the log.")
+
+class CallFilters(BaseModel):
+    """The filters of the list of calls. Empty texts match any call."""
+
+    text: str = Field("", description="A part of an id, tool, subject, outcome or reason.")
+    tone: str = Field("", description="good, bad, waits, active or plain.")
+    backend: str = Field("", description="The name of a back end.")
+    order: str = Field("", description="`slowest` for the slowest calls first.")
+    each: bool = Field(False, description="List each of equal calls.")
+    page: Page = 1
+
+    def query(self, **more: Any) -> str:
+        """Return the query of an address with these filters and further members."""
+        members = self.model_dump() | {"page": 1} | more
+        defaults = CallFilters().model_dump()
+        return urlencode({name: v for name, v in members.items() if v != defaults.get(name, "")})
+
+    def matches(self, call: RecentCall, backend: str) -> bool:
+        """Return whether a call of a back end matches."""
+        texts = (call.id, call.tool, call.subject, call.outcome, call.reason)
+        sought = self.text.strip().casefold()[:MAX_TEXT]
+        return (
+            any(sought in text.casefold() for text in texts)
+            and self.tone in ("", tone_of(call.outcome).value)
+            and self.backend in ("", backend)
+        )
+
+
+class CallRow(BaseModel):
+    """A call that this process served lately, or equal calls."""
+
+    call: str = Field(description="Its id in the log; of equal calls, the id of the last one.")
     tool: str = Field(description="The tool, prompt or resource.")
+    backend: str = Field(description="The back end of the tool; empty if it is unknown.")
     began: str
-    ms: int = Field(description="From its first event to its last, in milliseconds.")
+    ms: float = Field(description="From its first event to its last; of equal calls, the longest.")
     rounds: int = Field(description="The rounds that this process served.")
     outcome: str
-    tone: str = Field(description="good, bad, waits or plain.")
+    reason: str = Field(description="The reason of a failure, as the log has it.")
+    tone: str = Field(description="good, bad, waits, active or plain.")
     subject: str
     task: str | None = Field(description="Its task as `OWNER.ID`.")
+    equal: int = Field(description="The number of calls in this row.")
 
 
 class CallList(BaseModel):
-    """Recent calls of one process, the newest first."""
+    """A page of recent calls of one process."""
 
     calls: list[CallRow]
+    total: int = Field(description="The number of rows of all pages.")
     dropped: int = Field(description="The number of older events that are no longer in memory.")
 
 
@@ -63,17 +102,21 @@ class CallDetails(BaseModel):
     moments: list[MomentView]
 
 
-def _row(call: RecentCall) -> CallRow:
+def _row(calls: Sequence[RecentCall], backend: str) -> CallRow:
+    call = calls[0]
     return CallRow(
         call=call.id,
         tool=call.tool,
+        backend=backend,
         began=iso(int(call.began_ms)),
-        ms=round(call.changed_ms - call.began_ms),
+        ms=round(max(each.took_ms for each in calls), 2),
         rounds=call.rounds,
         outcome=call.outcome,
+        reason=call.reason,
         tone=tone_of(call.outcome).value,
         subject=call.subject,
         task=call.task,
+        equal=len(calls),
     )
 
 
@@ -91,20 +134,9 @@ def make_router(console: Console) -> APIRouter:
     router = console.router(observed)
 
     @router.get("/api/calls", summary="Recent calls of this process")
-    async def list_calls(text: str = "") -> CallList:
-        """List the recent calls whose id, tool, subject or outcome has a text."""
-        sought = text.strip().casefold()[:MAX_TEXT]
-        events = console.recent.all()
-        calls = [
-            call
-            for call in await asyncio.to_thread(recent_calls, events)  # some 30 ms of work
-            if any(
-                sought in part.casefold()
-                for part in (call.id, call.tool, call.subject, call.outcome)
-            )
-        ]
-        rows = [_row(call) for call in calls[:MAX_CALLS]]
-        return CallList(calls=rows, dropped=console.recent.dropped)
+    async def list_calls(filters: Annotated[CallFilters, Query()]) -> CallList:
+        """List the recent calls that match, the newest first, and equal neighbours as one."""
+        return _page(console, await _find(console, filters), filters.page)
 
     @router.get("/api/calls/{call}", summary="A call")
     async def show_call(call: str) -> CallDetails:
@@ -115,17 +147,18 @@ def make_router(console: Console) -> APIRouter:
         return CallDetails(call=call, task=task, moments=moment_views(moments))
 
     @router.get("/calls", include_in_schema=False)
-    async def list_page(request: Request, text: str = "") -> HTMLResponse:
-        calls, left = await list_calls(text), updates_left(request.query_params) - 1
+    async def list_page(request: Request, filters: Annotated[CallFilters, Query()]) -> HTMLResponse:
+        groups, left = await _find(console, filters), updates_left(request.query_params) - 1
         return console.page(
             request,
             "calls.html",
-            calls=calls.calls,
-            dropped=calls.dropped,
-            text=text,
+            found=_page(console, groups, filters.page),
+            pages=ceil(len(groups) / PER_PAGE),
+            filters=filters,
+            tones=TONES,
             left=left,
-            query=urlencode({"text": text, "left": left}),
-            durations=histogram([call.ms / 1000 for call in calls.calls], CALLS_S),
+            query=filters.query(page=filters.page, left=left),
+            durations=histogram([call.took_ms / 1000 for each in groups for call in each], CALLS_S),
             process=console.process,
         )
 
@@ -145,6 +178,21 @@ def make_router(console: Console) -> APIRouter:
         )
 
     return router
+
+
+async def _find(console: Console, filters: CallFilters) -> list[list[RecentCall]]:
+    """Return the calls that match, each group of equal neighbours as one."""
+    recent = await asyncio.to_thread(recent_calls, console.recent.all())  # some 30 ms of work
+    calls = [call for call in recent if filters.matches(call, console.backend_of(call.tool))]
+    if filters.order == "slowest":
+        calls.sort(key=lambda call: call.took_ms, reverse=True)
+    return [[call] for call in calls] if filters.each else equal_calls(calls)
+
+
+def _page(console: Console, groups: Sequence[Sequence[RecentCall]], page: int) -> CallList:
+    shown = groups[(page - 1) * PER_PAGE : page * PER_PAGE]
+    rows = [_row(group, console.backend_of(group[0].tool)) for group in shown]
+    return CallList(calls=rows, total=len(groups), dropped=console.recent.dropped)
 
 
 async def _timeline(console: Console, call: str) -> tuple[list[TimelineItem], str | None]:

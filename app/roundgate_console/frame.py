@@ -11,12 +11,12 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 from urllib.parse import quote
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -33,19 +33,23 @@ from roundgate.http.exchange import route_path
 from roundgate.http.replica import Replica
 from roundgate.runtime.startup import Core
 from roundgate.settings import ConsoleConfig, Settings
-from roundgate_console.charts import took
+from roundgate_console.charts import age, took
 from roundgate_console.recent import RecentEvents
 from roundgate_console.sessions import Operator, OperatorSessions
+from roundgate_console.timeline import tone_of
 
 log: Final = logging.getLogger("roundgate.console")
 
 HERE: Final = Path(__file__).parent
 STATIC: Final = {
     "console.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
     "htmx-2.0.11.min.js": "text/javascript; charset=utf-8",
 }
 """The files that pages load, with their media types. htmx is from npm (`htmx.org`)."""
+Page: TypeAlias = Annotated[int, Query(ge=1, le=10_000)]
+"""The number of a page of a list, in an address."""
 OPERATOR: Final = "roundgate.operator"
 FORM: Final = "roundgate.form"
 """The members of the ASGI scope that `ConsoleAccess` sets."""
@@ -106,8 +110,6 @@ class Console:
     """Returns the current health."""
     serves_as: Callable[[Principal], ASGIApp]
     """Returns the MCP endpoints for one caller, without authentication."""
-    recent: RecentEvents = field(default_factory=RecentEvents)
-    """The recent events of calls and tasks in this process."""
     process: str = f"process {os.getpid()} on {platform.node()}"
     """The name of this process."""
     pages: Sequence[ConsolePage] = ()
@@ -115,6 +117,7 @@ class Console:
 
     def __post_init__(self) -> None:
         self.core: Core = self.replica.core
+        self.recent = RecentEvents(backend_of=self.backend_of)
         self.static = {name: (HERE / "static" / name).read_bytes() for name in STATIC}
         self._versions = {
             name: hashlib.sha256(content).hexdigest()[:8] for name, content in self.static.items()
@@ -129,8 +132,11 @@ class Console:
             lstrip_blocks=True,
         )
         self._templates.filters.update(
-            time=_time,
+            exact=_exact,
+            iso=lambda at_ms: iso(int(at_ms)),
+            age=lambda at: age(at, self.clock.now_ms()),
             took=took,
+            tone=lambda text: tone_of(text).value,
             pretty=_pretty,
             tojson_text=lambda value: json.dumps(value, ensure_ascii=False, default=str),
             segment=lambda text: quote(text, safe=""),
@@ -171,6 +177,14 @@ class Console:
         scope = None if auth == "none" else auth.operator_scope
         if scope is not None and scope not in principal.scopes:
             raise InsufficientScope("the console", [scope])
+
+    def backend_of(self, tool: str) -> str:
+        """Return the name of the back end of a tool; empty if there is no such tool."""
+        catalog = self.core.serving.catalog
+        for each in (catalog, *catalog.views.values()):
+            if (served := each.tools.get(tool)) is not None:
+                return served.backend
+        return ""
 
     def known_scopes(self) -> frozenset[str]:
         """Return the scopes on which anything in this gateway depends."""
@@ -274,9 +288,9 @@ def is_api(path: str) -> bool:
     return path.startswith("/api/")
 
 
-def _time(at_ms: int | None) -> str:
-    """Return a time in milliseconds since the epoch as ISO 8601, without milliseconds."""
-    return "" if at_ms is None else iso(at_ms)[:19].replace("T", " ") + " UTC"
+def _exact(at: str) -> str:
+    """Return a time in ISO 8601 for people, without milliseconds."""
+    return f"{at[:19].replace('T', ' ')} UTC"
 
 
 def _pretty(value: Any) -> str:

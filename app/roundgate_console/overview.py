@@ -1,11 +1,16 @@
-"""The first page: health, troubles, versions and endpoints of the gateway, and its back ends; and the
-limits on calls with their present use in this process."""
+"""The first page: tasks and troubles that need a person, the work of the last hour and day, back ends,
+replicas and endpoints; and the limits on calls with their present use in this process.
+
+Tasks and replicas are those of the store. The work is that of this process alone.
+"""
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -13,12 +18,51 @@ from starlette.responses import HTMLResponse
 
 from roundgate.clock import iso
 from roundgate.http import Health
+from roundgate.operators.facts import Need
+from roundgate.operators.finding import survey
 from roundgate.settings import CallLimits
 from roundgate.version import VERSION
+from roundgate_console.activity import DAY, HOUR, Cell, Span, total
+from roundgate_console.charts import Column, columns, took, updates_left
 from roundgate_console.frame import Console, ConsolePage
+from roundgate_console.replicas import ReplicaReport, Replicas
+from roundgate_console.tasks import NEEDS, TaskRow
 
 MAX_CALLERS: Final = 100
 """The limit on the callers that are shown for each limit, the latest first."""
+MAX_LATEST: Final = 8
+"""The limit on the tasks that the overview lists."""
+
+
+class NeedCount(BaseModel):
+    """The number of tasks that need a person for one reason."""
+
+    need: Need
+    tasks: int
+
+
+class WorkSummary(BaseModel):
+    """The rounds and turns of this process in a span of time, of all back ends or of one."""
+
+    runs: int = 0
+    failed: int = Field(0, description="Those with a tool error, an error or a failed step.")
+    median_ms: float | None = Field(None, description="The median of their durations.")
+    p95_ms: float | None = Field(None, description="The duration of 95 % of them, at most.")
+
+    @classmethod
+    def of(cls, cell: Cell) -> WorkSummary:
+        """Return the numbers of a cell."""
+        half, most = cell.quantile_ms(0.5), cell.quantile_ms(0.95)
+        return cls(runs=cell.runs, failed=cell.failed, median_ms=half, p95_ms=most)
+
+
+class SpanSummary(WorkSummary):
+    """The rounds and turns of a span of time."""
+
+    span: Literal["hour", "day"]
+    slots: list[tuple[int, int]] = Field(
+        description="The runs, and the failed ones, of each minute or half hour, the oldest first."
+    )
 
 
 class EndpointSummary(BaseModel):
@@ -36,13 +80,32 @@ class BackendSummary(BaseModel):
 
     name: str
     is_served: bool
+    state: Literal["served", "failing", "missing"] = Field(
+        description="`failing`: its server does not answer, or its last calls failed."
+    )
     tools: int = Field(description="Its tools at the endpoint of all tools.")
-    problems: list[str] = Field([], description="The reasons why it is not served.")
+    problems: list[str] = Field([], description="The reasons why it is not served or fails.")
+    hour: WorkSummary = Field(description="The rounds and turns of its tools in the last hour.")
+
+
+class ReplicaSummary(ReplicaReport):
+    """A replica that serves a console."""
+
+    name: str
+    differs: bool = Field(description="Whether its versions are not those of most replicas.")
 
 
 class Overview(BaseModel):
-    """The state of this process of the gateway."""
+    """The tasks that need a person, and the state of this process of the gateway."""
 
+    needs: list[NeedCount]
+    counts_all: bool = Field(
+        description="Whether all tasks were counted; otherwise at least these."
+    )
+    latest: list[TaskRow] = Field(description="Tasks that need a person, the last changed first.")
+    work: list[SpanSummary] = Field(description="The work of this process, since it started.")
+    replicas: list[ReplicaSummary] = Field(description="Those that serve a console.")
+    process: str
     health: Health
     software: str = Field(description="The version of roundgate.")
     python: str
@@ -61,66 +124,161 @@ class Overview(BaseModel):
 
 def make_router(console: Console) -> APIRouter:
     """Return the page and its path operation."""
-    router = console.router()
-    started_at = iso(console.clock.now_ms())
+    started_ms = console.clock.now_ms()
+
+    def report() -> ReplicaReport:
+        now_ms = console.clock.now_ms()
+        hour = total(chain.from_iterable(map(dict.values, console.recent.activity(HOUR, now_ms))))
+        return ReplicaReport(
+            version=console.config.server.version,
+            software=VERSION,
+            python=platform.python_version(),
+            started_ms=started_ms,
+            seen_ms=now_ms,
+            runs=hour.runs,
+            failed=hour.failed,
+            p95_ms=hour.quantile_ms(0.95),
+        )
+
+    store = console.core.stores.sessions
+    replicas = Replicas(store, console.clock, console.process, report)
+    router = console.router(replicas.reporting)
 
     @router.get("/api/overview", summary="Overview")
     async def read_overview() -> Overview:
-        """Report health, versions, endpoints and back ends of this process."""
-        config, catalog = console.config, console.core.serving.catalog
-        using = console.using
-        views = [(path, view, catalog.of_view(view)) for path, view in config.endpoints.items()]
+        """Report what needs a person, the work of this process, its back ends and endpoints."""
+        now_ms = console.clock.now_ms()
+        found = await survey(console.core.stores.tasks, now_ms)
         return Overview(
-            health=console.health(),
-            software=VERSION,
-            python=platform.python_version(),
-            auth="none" if config.auth == "none" else config.auth.issuer,
-            store=using.store.partition(":")[0],
-            queue="sqs" if using.sqs_url is not None else "in the store",
-            started_at=started_at,
-            in_flight=console.core.serving.now.users,
-            call_timeout_s=config.limits.call_timeout_s,
-            threads=config.limits.threads,
-            audit="off" if config.audit is None else config.audit.to,
-            endpoints=[
-                EndpointSummary(
-                    path=path,
-                    view=view,
-                    tools=len(part.tools),
-                    prompts=len(part.prompts),
-                    resources=len(part.resources) + len(part.templates),
-                )
-                for path, view, part in views
-            ],
-            backends=_backends(console),
-            left_out=[f"{problem.path}: {problem.message}" for problem in catalog.left_out],
+            needs=[NeedCount(need=need, tasks=found.counts[need]) for need in Need],
+            counts_all=found.is_whole,
+            latest=[TaskRow.of(record, now_ms) for record in found.latest[:MAX_LATEST]],
+            work=[_work(span, console.recent.activity(span, now_ms)) for span in (HOUR, DAY)],
+            replicas=_summaries(await replicas.read()),
+            process=console.process,
+            started_at=iso(started_ms),
+            **_state(console, now_ms),
         )
 
     @router.get("", include_in_schema=False)
     async def page(request: Request) -> HTMLResponse:
-        return console.page(request, "overview.html", overview=await read_overview())
+        overview, left = await read_overview(), updates_left(request.query_params) - 1
+        return console.page(
+            request,
+            "overview.html",
+            overview=overview,
+            needs=NEEDS,
+            charts={
+                work.span: _columns(span, work.slots)
+                for span, work in zip((HOUR, DAY), overview.work, strict=True)
+            },
+            left=left,
+        )
 
     return router
 
 
-def _backends(console: Console) -> list[BackendSummary]:
+def _state(console: Console, now_ms: int) -> dict[str, Any]:
+    """Return the members of the overview that tell the state of this process."""
+    config, catalog, using = console.config, console.core.serving.catalog, console.using
+    views = [(path, view, catalog.of_view(view)) for path, view in config.endpoints.items()]
+    health = console.health()
+    return {
+        "health": health,
+        "software": VERSION,
+        "python": platform.python_version(),
+        "auth": "none" if config.auth == "none" else config.auth.issuer,
+        "store": using.store.partition(":")[0],
+        "queue": "sqs" if using.sqs_url is not None else "in the store",
+        "in_flight": console.core.serving.now.users,
+        "call_timeout_s": config.limits.call_timeout_s,
+        "threads": config.limits.threads,
+        "audit": "off" if config.audit is None else config.audit.to,
+        "endpoints": [
+            EndpointSummary(
+                path=path,
+                view=view,
+                tools=len(part.tools),
+                prompts=len(part.prompts),
+                resources=len(part.resources) + len(part.templates),
+            )
+            for path, view, part in views
+        ],
+        "backends": _backends(console, health, now_ms),
+        "left_out": [f"{problem.path}: {problem.message}" for problem in catalog.left_out],
+    }
+
+
+def _work(span: Span, slots: Sequence[Mapping[str, Cell]]) -> SpanSummary:
+    sums = [total(cells.values()) for cells in slots]
+    numbers = [(each.runs, each.failed) for each in sums]
+    name: Literal["hour", "day"] = "hour" if span is HOUR else "day"
+    return SpanSummary(span=name, slots=numbers, **WorkSummary.of(total(sums)).model_dump())
+
+
+def _columns(span: Span, slots: Sequence[tuple[int, int]]) -> list[Column]:
+    """Return the columns of a chart of runs and failed runs, with their ages as labels."""
+    return columns(
+        [
+            (
+                f"{took((span.slots - place) * span.slot_ms)} ago: {runs} runs, {failed} failed",
+                *(runs, failed),
+            )
+            for place, (runs, failed) in enumerate(slots)
+        ]
+    )
+
+
+def _summaries(reports: Mapping[str, ReplicaReport]) -> list[ReplicaSummary]:
+    (usual, _), *_ = Counter(report.versions for report in reports.values()).most_common(1)
+    return [
+        ReplicaSummary(name=name, differs=report.versions != usual, **report.model_dump())
+        for name, report in reports.items()
+    ]
+
+
+FAILING_SHARE: Final = 0.5
+"""The part of the calls of the last five minutes whose failure makes a back end `failing`."""
+FAILING_RUNS: Final = 3
+"""The least number of these calls."""
+
+
+def _backends(console: Console, health: Health, now_ms: int) -> list[BackendSummary]:
     serving = console.core.serving
     missing = serving.catalog.missing
     problems = {
         name: [f"{problem.path}: {problem.message}" for problem in error.problems]
         for name, error in missing.items()
     }
+    down = {server.name for server in health.upstreams or () if server.status == "down"}
     tools = Counter(served.backend for served in serving.catalog.tools.values())
-    names = dict.fromkeys([*(backend.name for backend in serving.now.backends), *missing])
-    return [
-        BackendSummary(
+    slots = console.recent.activity(HOUR, now_ms)
+
+    def summary(name: str) -> BackendSummary:
+        hour, lately = _of(name, slots), _of(name, slots[-5:])
+        fails = lately.runs >= FAILING_RUNS and lately.failed >= FAILING_SHARE * lately.runs
+        reasons = problems.get(name, [])
+        if name in down:
+            reasons = ["its server does not answer"]
+        elif fails:
+            reasons = [f"{lately.failed} of {lately.runs} failed in the last five minutes"]
+        return BackendSummary(
             name=name,
             is_served=name not in missing,
+            state="missing" if name in missing else "failing" if reasons else "served",
             tools=tools[name],
-            problems=problems.get(name, []),
+            problems=reasons,
+            hour=WorkSummary.of(hour),
         )
-        for name in names
+
+    return [
+        summary(name)
+        for name in dict.fromkeys([*(each.name for each in serving.now.backends), *missing])
     ]
+
+
+def _of(backend: str, slots: Iterable[Mapping[str, Cell]]) -> Cell:
+    return total(cells[backend] for cells in slots if backend in cells)
 
 
 class LimitRow(BaseModel):

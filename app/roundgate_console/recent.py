@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from roundgate.observability.correlation import members_here
+from roundgate_console.activity import Activity, Cell, Span
 
 MAX_EVENTS: Final = 20_000
 """The limit on kept events: some 3,000 calls of a few steps each."""
@@ -31,6 +33,8 @@ _BASE_BYTES: Final = 350
 """The size of an event without its texts, in bytes."""
 _POLLS: Final = frozenset({"tasks/get", "tasks/result", "subscriptions/listen"})
 """The methods that clients repeat while a task runs, which would drop all other events."""
+_RUNS: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
+"""The methods whose requests are rounds."""
 _OF_HANDLERS: Final = "roundgate.handler"
 """The logger of handlers, whose messages may have values."""
 MEMBERS: Final = (
@@ -67,6 +71,17 @@ class RecentEvent:
     def began_ms(self) -> float:
         """Return when the event began, in milliseconds since the epoch."""
         return self.at_ms - self.took_ms
+
+    @property
+    def is_run(self) -> bool:
+        """Return whether this is the end of a round of a call, or of a turn of a worker."""
+        is_round = self.message == "request" and self.facts.get("method") in _RUNS
+        return is_round or self.message == "task"
+
+    @property
+    def name(self) -> str:
+        """Return the tool, prompt or resource of a request or turn."""
+        return str(self.facts.get("name") or self.tool or "")
 
     @property
     def size(self) -> int:
@@ -114,10 +129,18 @@ class RecentEvents(logging.Handler):
     Args:
         max_events: the limit on the number of events.
         max_bytes: the limit on their estimated size.
+        backend_of: returns the back end of a tool; empty if there is no such tool.
     """
 
-    def __init__(self, max_events: int = MAX_EVENTS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        max_events: int = MAX_EVENTS,
+        max_bytes: int = MAX_BYTES,
+        backend_of: Callable[[str], str] = str,
+    ) -> None:
         super().__init__()
+        self._backend_of = backend_of
+        self._activity = Activity()
         self._max_events = max_events
         self._max_bytes = max_bytes
         self._events: deque[RecentEvent] = deque()
@@ -128,8 +151,12 @@ class RecentEvents(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the event of a log record. `handle` holds the handler's lock meanwhile."""
         event = event_from_record(record)
-        if event is not None:
-            self._keep(event)
+        if event is None:
+            return
+        self._keep(event)
+        if event.is_run:
+            backend, outcome = self._backend_of(event.name), str(event.facts.get("outcome", ""))
+            self._activity.add(backend, outcome, event.took_ms, event.at_ms)
 
     def _keep(self, event: RecentEvent) -> None:
         self._events.append(event)
@@ -143,6 +170,14 @@ class RecentEvents(logging.Handler):
         self.acquire()
         try:
             return list(self._events)
+        finally:
+            self.release()
+
+    def activity(self, span: Span, now_ms: int) -> list[dict[str, Cell]]:
+        """Return the rounds and turns of each slot by back end, the oldest slot first."""
+        self.acquire()
+        try:
+            return [dict(cells) for cells in self._activity.slots(span, now_ms)]
         finally:
             self.release()
 
@@ -180,6 +215,18 @@ class RecentCall:
     """The outcome of its last round or turn."""
     subject: str
     task: str | None
+    reason: str = ""
+    """The reason of its last failure, as the log has it."""
+
+    @property
+    def took_ms(self) -> float:
+        """Return the duration from the first event to the last."""
+        return self.changed_ms - self.began_ms
+
+    @property
+    def kind(self) -> tuple[str, str, str, str | None]:
+        """Return the facts in which equal calls agree."""
+        return (self.tool, self.subject, f"{self.outcome} {self.reason}", self.task)
 
 
 def recent_calls(events: Iterable[RecentEvent]) -> list[RecentCall]:
@@ -192,16 +239,22 @@ def recent_calls(events: Iterable[RecentEvent]) -> list[RecentCall]:
 
 
 def _with(call: RecentCall | None, event: RecentEvent, call_id: str) -> RecentCall:
-    is_round, is_turn = event.message == "request", event.message == "task"
-    name = event.facts.get("name") if is_round or is_turn else None
+    is_round, facts = event.message == "request", event.facts
+    ends_part = is_round or event.message == "task"
     before = call or RecentCall(call_id, "", event.began_ms, event.at_ms, 0, "", "", None)
     return RecentCall(
         id=call_id,
-        tool=str(name or event.tool or before.tool),
+        tool=str((facts.get("name") if ends_part else None) or event.tool or before.tool),
         began_ms=min(before.began_ms, event.began_ms),
         changed_ms=max(before.changed_ms, event.at_ms),
         rounds=before.rounds + is_round,
-        outcome=str(event.facts.get("outcome", "")) if is_round or is_turn else before.outcome,
-        subject=str(event.facts.get("subject", before.subject)),
+        outcome=str(facts.get("outcome", "")) if ends_part else before.outcome,
+        subject=str(facts.get("subject", before.subject)),
         task=event.task or before.task,
+        reason=str(facts.get("reason") or facts.get("error") or "") if ends_part else before.reason,
     )
+
+
+def equal_calls(calls: Iterable[RecentCall]) -> list[list[RecentCall]]:
+    """Return the calls in groups: neighbours with the same tool, caller, outcome and reason."""
+    return [list(group) for _, group in groupby(calls, key=lambda call: call.kind)]

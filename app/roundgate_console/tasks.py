@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias
 from urllib.parse import quote, urlencode
 
@@ -20,28 +21,35 @@ from roundgate.errors import BadAnswer, NotRetryable, ParseError
 from roundgate.json import decode
 from roundgate.operators import ACTIONS, Act, Acted, TaskControl, possible_actions
 from roundgate.operators.continuing import Repeated, steps_done
-from roundgate.operators.facts import activity, details, short_event, task_facts
+from roundgate.operators.facts import (
+    Need,
+    activity,
+    details,
+    need_of,
+    short_event,
+    task_facts,
+)
 from roundgate.operators.finding import PER_PAGE, SearchResult, search
 from roundgate.protocol import OPEN, Status
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted, Work
 from roundgate.tasks import TaskCall
 from roundgate.tasks.external import decode_payload
-from roundgate_console.charts import (
-    AGES_S,
-    WATCHES,
-    MomentView,
-    histogram,
-    moment_views,
-    picture,
-    updates_left,
-)
+from roundgate_console.charts import WATCHES, MomentView, moment_views, picture, updates_left
 from roundgate_console.forms import asked, questions_of, read_answers
 from roundgate_console.frame import Console, ConsolePage, PageError, form_of, operator_of
 from roundgate_console.recent import RecentEvents
 from roundgate_console.timeline import make_timeline
 
-SAMPLE: Final = 1_000
-"""The limit on the open tasks that the histogram of ages reads."""
+NEEDS: Final[Mapping[Need, str]] = MappingProxyType(
+    {
+        Need.FAILED: "failed",
+        Need.OPERATOR: "wait for an operator",
+        Need.APPROVAL: "wait for an approval",
+        Need.CLIENT: "wait for a client",
+        Need.WORKER: "wait long for a worker",
+    }
+)
+"""The reasons for which tasks need a person, in words."""
 MAX_SHOWN: Final = 20_000
 """The limit on a shown value, in characters."""
 
@@ -68,6 +76,11 @@ class Filters(BaseModel):
         list[str], AfterValidator(lambda texts: [each for each in Status if each in texts])
     ] = Described([], description="Statuses, of which a task has one; empty for any.")
     outcome: Annotated[str, AfterValidator(lambda text: text if text in set(Ending) else "")] = ""
+    needs: Annotated[str, AfterValidator(lambda text: text if text in set(Need) else "")] = (
+        Described(
+            "", description="A reason for which a task needs a person; then `status` is unused."
+        )
+    )
     cursor: str = Described("", description="The cursor of the page; empty for the first page.")
 
     def query(self, **more: str) -> str:
@@ -165,6 +178,26 @@ class _Task:
         questions = sorted(self.record.requests.items())
         return hashlib.sha256(repr(questions).encode()).hexdigest()
 
+    @property
+    def has_form(self) -> bool:
+        """Return whether the page has a form that an operator may be filling in."""
+        return bool(self.record.requests or self.record.events)
+
+    @property
+    def stage(self) -> str:
+        """Return the facts on which actions and questions of the page depend, as one word."""
+        record = self.record
+        actions = possible_actions(record, self.now_ms)
+        return ".".join((record.shown_status, *actions, self.asks_digest()[:8]))
+
+    def retry_places(self) -> list[tuple[str, str]]:
+        """Return the places from which the task can continue, each with its label. The first one, the
+        failed step or the place where the handler stopped, is an empty text."""
+        failed = self.record.failed_steps
+        where = f"{', '.join(failed)} (failed)" if failed else "the place where it stopped"
+        names = [step.name for step in self.steps or () if step.name not in failed]
+        return [("", where), *((name, name) for name in names)]
+
     def values(self) -> Mapping[str, str]:
         """Return the arguments, answers and result of the call as text."""
         values: dict[str, Any] = {}
@@ -236,9 +269,6 @@ class _Pages:
         now_ms = self._console.clock.now_ms()
         is_part = "hx-request" in request.headers
         page = await self._search(filters)
-        is_first = not filters.cursor and not is_part
-        open_tasks, is_sample = await self._store.open_tasks(SAMPLE) if is_first else ([], False)
-        ended = [record for record in page.records if not record.is_open]
         return self._console.page(
             request,
             "tasks_rows.html" if is_part else "tasks.html",
@@ -250,13 +280,7 @@ class _Pages:
             next=None if page.cursor is None else filters.query(cursor=page.cursor),
             watch=filters.query(left=str(left - 1)) if left > 0 and page.calls == 1 else None,
             is_full=len(page.records) >= PER_PAGE,
-            ages=histogram([(now_ms - task.created_ms) / 1000 for task in open_tasks], AGES_S),
-            open_count=len(open_tasks),
-            is_sample=is_sample,
-            durations=histogram(
-                [(record.updated_ms - record.created_ms) / 1000 for record in ended], AGES_S
-            ),
-            ended_count=len(ended),
+            needs=NEEDS,
         )
 
     async def task_page(self, task: str, request: Request) -> Response:
@@ -275,9 +299,9 @@ class _Pages:
             request,
             "task.html",
             **self._state(shown, WATCHES),
-            actions=[name for name in possible if name not in ("answer", "event")],
+            actions=[name for name in possible if name not in ("answer", "event", "retry")],
             effects={name: action.effect for name, action in ACTIONS.items()},
-            steps=[step.name for step in shown.steps or ()] if "retry" in possible else [],
+            retry_from=shown.retry_places() if "retry" in possible else [],
             events=[
                 short_event(mark.name)
                 for mark in record.events
@@ -295,7 +319,11 @@ class _Pages:
         shown = await self._read(task)
         left = updates_left(request.query_params)
         seen = request.query_params.get("seen")
-        return self._console.page(request, "task_state.html", **self._state(shown, left, seen))
+        state = self._state(shown, left, seen)
+        page = self._console.page(request, "task_update.html", **state)
+        if state["is_newer"] and not shown.has_form:
+            page.headers["HX-Refresh"] = "true"  # for the actions that are possible now
+        return page
 
     async def act_page(self, task: str, action: str, request: Request) -> Response:
         """Show the effect of an action; once it is confirmed, act and show the result."""
@@ -349,30 +377,37 @@ class _Pages:
 
     def _state(self, shown: _Task, left: int, seen: str | None = None) -> dict[str, Any]:
         """Return the values of the part that updates itself. `left` is the number of updates that
-        remain, `seen` the revision that the rest of the page shows."""
-        record = shown.record
-        revision = str(record.revision)
+        remain, `seen` the stage of the task that the rest of the page shows."""
+        record, stage = shown.record, shown.stage
         is_over = record.status.is_terminal or left <= 0
         facts = shown.facts(shows_values=self._console.shows_values)
         address = f"/tasks/{quote(str(record.ref), safe='')}/state"
         return {
             "task": TaskRow.of(record, shown.now_ms),
+            "need": need_of(record, shown.now_ms),
+            "failure": facts.get("lastFailure"),
             "details": [each for each in details(facts) if each.name not in _SHOWN_APART],
+            "times": {label: facts[name] for name, label in _TIMES.items() if name in facts},
             "successor": facts.get("retriedAs"),
             "open_of_owner": Filters(owner=record.ref.owner, status=sorted(OPEN)).query(),
             "moments": moment_views(shown.moments),
             "picture": picture(shown.moments, shown.now_ms),
-            "watch": None
-            if is_over
-            else f"{address}?left={left - 1}&seen={quote(seen or revision)}",
-            "is_newer": seen not in (None, revision),
+            "watch": None if is_over else f"{address}?left={left - 1}&seen={quote(seen or stage)}",
+            "is_newer": seen not in (None, stage),
             "process": self._console.process,
             "updates_ended": left <= 0 and not record.status.is_terminal,
         }
 
     async def _search(self, filters: Filters) -> SearchResult:
+        now_ms = self._console.clock.now_ms()
         try:
-            return await search(self._store, filters.wanted(), filters.text, filters.cursor or None)
+            return await search(
+                self._store,
+                filters.wanted(),
+                filters.text,
+                filters.cursor or None,
+                need=(Need(filters.needs), now_ms) if filters.needs else None,
+            )
         except ValueError as error:
             raise PageError(400, f"The cursor is not valid: {error}") from None
 
@@ -394,8 +429,19 @@ class _Pages:
         )
 
 
-_SHOWN_APART: Final = frozenset({"task", "tool", "call"})
-"""The facts that the head of a task's page shows."""
+_TIMES: Final = {
+    "created": "created",
+    "changed": "changed",
+    "wakes": "wakes",
+    "leasedUntil": "leased until",
+    "due": "due",
+    "expires": "expires",
+}
+"""The facts that are times, with their labels."""
+_SHOWN_APART: Final = frozenset(
+    {"task", "tool", "call", "status", "outcome", "doing", "lastFailure", "message", *_TIMES}
+)
+"""The facts that a task's page shows above the others, or as times."""
 _OWN_FIELDS: Final = frozenset({"csrf_token", "confirmed"})
 
 

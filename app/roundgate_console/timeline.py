@@ -21,7 +21,6 @@ from typing import Any, Final, TypeAlias
 from roundgate.clock import iso, span
 from roundgate.operators.continuing import StepDone
 from roundgate.operators.facts import activity
-from roundgate.protocol import Status
 from roundgate.storage import TaskRecord
 from roundgate_console.recent import RecentEvent
 
@@ -46,6 +45,7 @@ class Tone(StrEnum):
     GOOD = "good"
     BAD = "bad"
     WAITS = "waits"
+    ACTIVE = "active"
     PLAIN = "plain"
 
 
@@ -68,18 +68,19 @@ class TimelineItem:
 _Mapper: TypeAlias = Callable[[RecentEvent], TimelineItem]
 
 GOOD: Final = frozenset({"ok", "finished", "completed", "done", "answered", "delivered"})
-WAITING: Final = frozenset(
-    {"input_required", "task", "asked", "released", "working", "retried", "not yet", "restarted"}
+_TONES: Final[Mapping[str, Tone]] = MappingProxyType(
+    {
+        **dict.fromkeys(GOOD | {"cleaned up", "kept", "wakes"}, Tone.GOOD),
+        **dict.fromkeys(("input_required", "asked", "not yet", "retried", "declined"), Tone.WAITS),
+        **dict.fromkeys(("working", "task", "released", "restarted", "begun"), Tone.ACTIVE),
+        **dict.fromkeys(("", "cancelled", "expired", "lost", "nothing done"), Tone.PLAIN),
+    }
 )
 
 
 def tone_of(outcome: str) -> Tone:
-    """Return the tone of the outcome of a round, turn, step or task."""
-    if outcome in GOOD:
-        return Tone.GOOD
-    if outcome in WAITING:
-        return Tone.WAITS
-    return Tone.BAD if outcome else Tone.PLAIN
+    """Return the tone of a status, or of the outcome of a round, turn, step or task."""
+    return _TONES.get(outcome, Tone.BAD)
 
 
 def _moment(
@@ -330,7 +331,7 @@ def _present(record: TaskRecord, now_ms: int) -> list[TimelineItem]:
         MomentKind.TASK,
         f"task {status.value}",
         record.updated_ms,
-        tone=Tone.WAITS if status in (Status.WORKING, Status.INPUT_REQUIRED) else _ended(status),
+        tone=tone_of(status.value),
         outcome="" if record.ending is None else record.ending.value,
         facts={
             **({} if doing == "-" else {"now": doing}),
@@ -348,7 +349,3 @@ def _present(record: TaskRecord, now_ms: int) -> list[TimelineItem]:
         verb = "expires" if now_ms < record.expires_ms else "expired"
         moments.append(TimelineItem(MomentKind.TASK, f"task {verb}", record.expires_ms))
     return moments
-
-
-def _ended(status: Status) -> Tone:
-    return Tone.GOOD if status is Status.COMPLETED else Tone.BAD

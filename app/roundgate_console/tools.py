@@ -4,7 +4,9 @@ endpoint."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
@@ -25,10 +27,10 @@ from roundgate_console.forms import (
     read_form,
     read_json,
 )
-from roundgate_console.frame import Console, ConsolePage, PageError, form_of, operator_of
+from roundgate_console.frame import Console, ConsolePage, Page, PageError, form_of, operator_of
 
-MAX_SHOWN: Final = 500
-"""The limit on the tools of a page; a text narrows the list down."""
+PER_PAGE: Final = 100
+"""The number of tools of a page."""
 MAX_TEXT: Final = 200
 """The limit on the text of a search, in characters."""
 _ARGUMENT: Final = "argument/"
@@ -89,8 +91,8 @@ class _Pages:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    async def list(self, view: str | None = None, text: str = "") -> ViewTools:
-        """Report the tools of a view, those whose name or description contains a text."""
+    async def list(self, view: str | None = None, text: str = "", page: Page = 1) -> ViewTools:
+        """Report a page of the tools of a view whose name or description contains a text."""
         view, catalog, paths = self._view(view)
         words = text[:MAX_TEXT].lower().split()
         tools = [
@@ -98,9 +100,8 @@ class _Pages:
             for served in catalog.tools.values()
             if _matches(entry := _entry(served, catalog), words)
         ]
-        return ViewTools(
-            view=view, path=paths[view], views=paths, total=len(tools), tools=tools[:MAX_SHOWN]
-        )
+        shown = tools[(page - 1) * PER_PAGE : page * PER_PAGE]
+        return ViewTools(view=view, path=paths[view], views=paths, total=len(tools), tools=shown)
 
     async def show(self, name: str, view: str | None = None) -> ToolDetails:
         """Report a tool of a view as clients see it."""
@@ -162,11 +163,19 @@ class _Pages:
         return view, self._console.core.serving.catalog.of_view(view), paths
 
     async def list_page(
-        self, request: Request, view: str | None = None, text: str = ""
+        self, request: Request, view: str | None = None, text: str = "", page: Page = 1
     ) -> HTMLResponse:
         """Return the page of a view's tools."""
-        found = await self.list(view, text)
-        return self._console.page(request, "tools.html", found=found, text=text)
+        found = await self.list(view, text, page)
+        return self._console.page(
+            request,
+            "tools.html",
+            found=found,
+            text=text,
+            page=page,
+            pages=ceil(found.total / PER_PAGE),
+            query=urlencode({"view": found.view, "text": text[:MAX_TEXT]}),
+        )
 
     async def tool_page(
         self, request: Request, name: str, view: str | None = None, as_json: bool = False

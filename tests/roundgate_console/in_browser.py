@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import uvicorn
+from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
 from roundgate import Context, tool
 from roundgate_aws.machine import reserved_port
-from tests.support.asgi import built, config_file
+from tests.support.asgi import built, config_of, of_functions
 
 CONTRAST: float = 4.5
 """The contrast of text that WCAG 2.2 requires at level AA."""
@@ -130,29 +132,53 @@ async def _write_totals() -> None:
 TOOLS = (refund, find_orders, close_month)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A gateway with a console for a browser on this machine."""
+
+    origin: str
+    app: FastAPI
+
+    @property
+    def url(self) -> str:
+        return f"{self.origin}/console"
+
+    @property
+    def link(self) -> str:
+        """A link that signs in."""
+        return f"{self.url}/enter?token={self.app.state.console.sessions.seal_link()}"
+
+
 @asynccontextmanager
-async def served(
-    folder: Path, *functions: Callable[..., Any], **sections: Any
-) -> AsyncIterator[tuple[str, str]]:
-    """Serve a gateway with a console; return its URL, and the link that signs in."""
-    file = config_file(
-        *(functions or TOOLS),
-        console={"show_values": True},
-        server={"name": "shop", "title": "Shop tools", "version": "3.2"},
-        audit={"directory": str(folder / "audit")},
-        rate={"calls_per_minute": 120, "tools": {"refund": {"concurrent": 5}}},
-        **sections,
+async def serving(folder: Path, backends: Sequence[dict[str, Any]]) -> AsyncIterator[Served]:
+    """Serve a gateway with a console and some limits."""
+    file = config_of(
+        {
+            "backends": list(backends),
+            "console": {"show_values": True},
+            "server": {"name": "shop", "title": "Shop tools", "version": "3.2"},
+            "audit": {"directory": str(folder / "audit")},
+            "rate": {"calls_per_minute": 6000, "tools": {"refund": {"concurrent": 5}}},
+            "limits": {"strict": False},
+        },
+        folder,
     )
     app = await asyncio.to_thread(built, file)
     with reserved_port() as port:
         server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="on"))
-        serving = asyncio.create_task(server.serve())
+        task = asyncio.create_task(server.serve())
         while not server.started:
-            assert not serving.done()
+            assert not task.done()
             await asyncio.sleep(0.05)
-        url = f"http://127.0.0.1:{port}/console"
         try:
-            yield url, f"{url}/enter?token={app.state.console.sessions.seal_link()}"
+            yield Served(f"http://127.0.0.1:{port}", app)
         finally:
             server.should_exit = True
-            await serving
+            await task
+
+
+@asynccontextmanager
+async def served(folder: Path, *functions: Callable[..., Any]) -> AsyncIterator[tuple[str, str]]:
+    """Serve a gateway with a console; return its URL, and the link that signs in."""
+    async with serving(folder, [of_functions(*(functions or TOOLS))]) as gateway:
+        yield gateway.url, gateway.link

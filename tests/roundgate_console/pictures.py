@@ -1,4 +1,5 @@
-"""`scripts/tools console-pictures`: the pictures of docs/console.md, taken in headless Chromium."""
+"""`scripts/tools console-pictures`: the pictures of docs/console.md, taken in headless Chromium: each page in
+light at the width of a laptop, and in dark at that of a telephone."""
 
 from __future__ import annotations
 
@@ -7,73 +8,54 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.roundgate_console.in_browser import served
-from tests.support.chromium import CHROMIUM, LIMIT_S, Chromium, chromium
+from tests.roundgate_console.shop import Shop, open_shop
+from tests.support.chromium import CHROMIUM, Chromium, chromium
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs/images"
-WIDTH = 1000
+SIZES = (("", "light", 1280, 800), ("-narrow", "dark", 390, 844))
+LEFT_OUT = frozenset({"sign_in", "no_calls", "no_tasks", "task_event", "session", "error"})
+"""The pages that have no picture: parts of them are on others, or little is on them."""
 
 
-async def take(browser: Chromium, name: str, height: int) -> None:
-    """Write what the window shows, at this height, to docs/images."""
-    await browser.resize(WIDTH, height)
-    picture = await browser.picture()
-    await asyncio.to_thread((IMAGES / f"console-{name}.png").write_bytes, picture)
-    print(f"docs/images/console-{name}.png  {len(picture) / 1000:.0f} KB")
+async def take(browser: Chromium, name: str, folder: Path) -> None:
+    """Write the page at both sizes to a folder."""
+    for suffix, scheme, width, height in SIZES:
+        await browser.scheme(scheme)
+        await browser.resize(width, height)
+        await browser.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+        picture = await browser.picture()
+        file = folder / f"console-{name.replace('_', '-')}{suffix}.png"
+        await asyncio.to_thread(file.write_bytes, picture)
+        print(f"{file.name}  {len(picture) / 1000:.0f} KB")
 
 
-async def fill_in(browser: Chromium, **values: str) -> None:
-    for name, value in values.items():
+async def take_all(shop: Shop, browser: Chromium, folder: Path) -> None:
+    """Write the pictures of all pages to a folder."""
+    await browser.goto(shop.served.link)
+    for name, path in shop.pages().items():
+        if name not in LEFT_OUT:
+            await browser.goto(shop.served.url + path)
+            await take(browser, name, folder)
+    await browser.resize(1280, 800)
+    await browser.goto(f"{shop.served.url}/tools/refund")
+    for name, value in (("order", "A-17"), ("amount", "12.50"), ("note", "box was damaged")):
         await browser.focus(f"[name='argument/{name}']")
         await browser.type(value)
+    await browser.press("Enter")
+    await browser.until("document.body.innerText.includes('Refund 12.50')")
+    await take(browser, "question", folder)
 
 
-async def pictures(folder: Path) -> None:
-    async with served(folder) as (url, link), chromium() as browser:
-        await browser.scheme("light")
-        await browser.goto(link)
-        await browser.goto(f"{url}/tools/refund")
-        await fill_in(browser, order="A-17", amount="12.50", note="box was damaged")
-        await take(browser, "tool", 790)
-        await browser.focus("#call button")
-        await browser.press("Enter")
-        await browser.until("document.body.innerText.includes('Refund 12.50')")
-        await take(browser, "question", 420)
-        await browser.goto(f"{url}/tools/close_month")
-        await fill_in(browser, month="2026-10")
-        await browser.focus("#call button")
-        await browser.press("Enter")
-        await browser.until("document.querySelector('a[href*=\"/tasks/\"].id')")
-        task = await browser.evaluate("document.querySelector('a[href*=\"/tasks/\"].id').href")
-        await seen(browser, task, "document.querySelector('#answers')")
-        await browser.focus("[name='answer/0/approved']")
-        await browser.press("ArrowDown")
-        for button in ("#answers button", "#confirm"):
-            await browser.focus(button)
-            await browser.press("Enter")
-            await browser.until(f"!document.querySelector('{button}')")
-        await seen(browser, task, "document.body.innerText.includes('task completed')")
-        await take(browser, "task", 1150)
-
-
-async def seen(browser: Chromium, url: str, expression: str) -> None:
-    """Load a page again until an expression holds: a worker changes what it shows."""
-    async with asyncio.timeout(LIMIT_S):
-        await browser.goto(url)
-        while not await browser.evaluate(f"!!({expression})"):
-            await asyncio.sleep(0.2)
-            await browser.goto(url)
-
-
-def main() -> int:
+async def main() -> int:
     """Take all pictures."""
     if CHROMIUM is None:
         print("skipped: there is no Chromium here (apt-get install chromium)")
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(pictures(Path(folder)))
+        async with open_shop(Path(folder)) as shop, chromium() as browser:
+            await take_all(shop, browser, IMAGES)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(asyncio.run(main()))

@@ -74,6 +74,33 @@ class TaskPagesContract:
                 page = await gateway.browser.page(f"/tasks?{query}")
                 assert set(re.findall(r"/console/tasks/\w+\.(task\d+)", page)) == ids, query
 
+    async def test_tasks_that_need_a_person_are_counted_and_listed_by_the_reason(
+        self, operated: Operating
+    ) -> None:
+        asked = {"approve": b'{"method": "elicitation/create"}'}, {"why": b'{"method": "m"}'}
+        waiting: list[dict[str, Any]] = [
+            {"status": Status.INPUT_REQUIRED, "requests": requests} for requests in asked
+        ]
+        failed: dict[str, Any] = {"status": Status.FAILED, "ending": Ending.ERROR}
+        stored = [failed, failed, *waiting, {"status": Status.COMPLETED, "ending": Ending.OK}, {}]
+        async with operated() as gateway:
+            for number, facts in enumerate(stored):
+                await add(gateway.store, number, **facts)
+            overview = (await gateway.browser.get("/api/overview")).json()
+            counts = {each["need"]: each["tasks"] for each in overview["needs"]}
+            assert counts == {"failed": 2, "operator": 0, "approval": 1, "client": 1, "worker": 0}
+            assert len(overview["latest"]) == 4
+            page = await gateway.browser.page()
+            for need, count in counts.items():
+                assert f"/console/tasks?needs={need}" in page
+                found, path = set[str](), f"/api/tasks?needs={need}"
+                listed: dict[str, Any] = {"cursor": ""}
+                while (cursor := listed["cursor"]) is not None:
+                    listed = (await gateway.browser.get(f"{path}&cursor={quote(cursor)}")).json()
+                    found |= {row["task"] for row in listed["tasks"]}
+                assert len(found) == count, need
+            assert "No task needs this" in await gateway.browser.page("/tasks?needs=operator")
+
     async def test_pages_follow_each_other_until_each_task_was_shown_once(
         self, operated: Operating
     ) -> None:
@@ -157,6 +184,10 @@ class TaskPagesContract:
             failed = await gateway.until(task, "failed")
             assert failed["actions"] == ["retry", "purge"]
             assert any(each["title"] == "operator: answer" for each in failed["moments"])
+            page = await gateway.browser.page(f"/tasks/{task}")
+            assert '<option value="" selected>pay (failed)</option><option value="plan">' in page
+            assert "the failed step" in page
+            assert "Failed at step pay: ConnectionError" in page
             is_down[:] = [False]
             page = await gateway.act(task, "retry")
             (successor,) = re.findall(r"continues as ([\w.-]+):", page)

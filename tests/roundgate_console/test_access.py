@@ -372,7 +372,7 @@ async def test_files_come_from_the_console_and_may_be_kept() -> None:
             for tag, each in elements(page)
             if tag in ("script", "link")
         ]
-        assert len(files) == 3
+        assert len(files) == 4
         for file in files:
             response = await browser.http.get(file)
             assert response.status_code == 200

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from roundgate import Context, tool
+from roundgate import Context, ToolError, tool
 from roundgate.errors import Unavailable
 from tests.support.asgi import Client
 from tests.support.console import elements, with_auth
@@ -27,6 +27,16 @@ async def ask(ctx: Context, env: str) -> str:
     await ctx.elicit("confirm", f"Deploy {env}?", Confirm)
     await ctx.step("apply", lambda: "applied")
     return "done"
+
+
+@tool
+async def hello() -> str:
+    return "hello"
+
+
+@tool
+async def fails() -> str:
+    raise ToolError("no")
 
 
 async def test_the_rounds_of_a_call_are_one_line_of_time(tmp_path: Path) -> None:
@@ -93,6 +103,56 @@ async def test_calls_are_found_by_their_facts(tmp_path: Path) -> None:
             assert call["call"] in {each["call"] for each in found}
         assert (await gateway.browser.get("/api/calls?text=nothing")).json()["calls"] == []
         assert "No call matches" in await gateway.browser.page("/calls?text=nothing")
+
+
+async def test_equal_calls_are_one_row_and_long_lists_have_pages(tmp_path: Path) -> None:
+    async with operated(tmp_path, ask, hello) as gateway:
+        for number in range(60):
+            await gateway.call("ask", env="a")
+            for _ in range(1 + number % 2):
+                await gateway.call("hello")
+        first = (await gateway.browser.get("/api/calls")).json()
+        assert (len(first["calls"]), first["total"]) == (50, 120)
+        assert [row["equal"] for row in first["calls"][:4]] == [2, 1, 1, 1]
+        second = (await gateway.browser.get("/api/calls?page=3")).json()["calls"]
+        assert len(second) == 20
+        each = (await gateway.browser.get("/api/calls?text=hello&each=true")).json()
+        assert each["total"] == 90
+        page = await gateway.browser.page("/calls?text=hello")
+        assert "90 equal calls" in page
+        assert "Page 1 of 3" in await gateway.browser.page("/calls")
+        for path in ("/calls?page=0", "/calls?page=x"):
+            assert (await gateway.browser.get(path)).status_code == 400
+
+
+async def test_the_slowest_and_the_failed_calls_of_a_back_end_are_listed(tmp_path: Path) -> None:
+    async with operated(tmp_path, ask, hello, fails) as gateway:
+        for name in ("hello", "fails", "hello"):
+            await gateway.call(name)
+        await gateway.call("ask", env="a")
+        rows = (await gateway.browser.get("/api/calls?order=slowest&backend=python")).json()[
+            "calls"
+        ]
+        assert [row["ms"] for row in rows] == sorted((row["ms"] for row in rows), reverse=True)
+        (failed,) = (await gateway.browser.get("/api/calls?tone=bad")).json()["calls"]
+        assert (failed["tool"], failed["reason"]) == ("fails", "ToolError")
+        (waits,) = (await gateway.browser.get("/api/calls?tone=waits")).json()["calls"]
+        assert waits["tool"] == "ask"
+        assert (await gateway.browser.get("/api/calls?backend=none")).json()["calls"] == []
+        overview = (await gateway.browser.get("/api/overview")).json()
+        (backend,) = overview["backends"]
+        assert (backend["hour"]["runs"], backend["hour"]["failed"]) == (4, 1)
+        assert [(work["runs"], work["failed"]) for work in overview["work"]] == [(4, 1), (4, 1)]
+        assert overview["work"][0]["slots"][-1] == [4, 1]
+
+
+async def test_a_back_end_whose_calls_fail_is_failing(tmp_path: Path) -> None:
+    async with operated(tmp_path, hello, fails) as gateway:
+        for _ in range(3):
+            await gateway.call("fails")
+        (backend,) = (await gateway.browser.get("/api/overview")).json()["backends"]
+        assert backend["state"] == "failing"
+        assert "3 of 3 failed in the last five minutes" in await gateway.browser.page()
 
 
 async def test_a_call_of_another_process_says_where_it_is(tmp_path: Path) -> None:

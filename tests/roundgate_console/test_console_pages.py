@@ -30,7 +30,8 @@ async def test_the_overview_shows_health_and_endpoints() -> None:
     assert "Healthy" in page
     assert "/some/mcp" in page
     assert [endpoint["tools"] for endpoint in report["endpoints"]] == [1, 1]
-    assert report["backends"] == [{"name": "python", "is_served": True, "tools": 1, "problems": []}]
+    (backend,) = report["backends"]
+    assert (backend["name"], backend["state"], backend["tools"]) == ("python", "served", 1)
 
 
 async def test_a_password_in_the_address_of_the_store_is_not_shown() -> None:
@@ -52,6 +53,7 @@ async def test_a_back_end_that_is_missing_is_shown_with_the_reason(tmp_path: Pat
         await browser.get(f"/enter?token={app.state.console.sessions.seal_link()}")
         report = (await browser.get("/api/overview")).json()
         page = await browser.page()
+    assert [backend["state"] for backend in report["backends"]] == ["served", "missing"]
     assert [backend["is_served"] for backend in report["backends"]] == [True, False]
     assert "none.py" in page
 
@@ -212,7 +214,7 @@ async def test_texts_of_tools_questions_results_and_subjects_are_no_markup(tmp_p
             assert "onerror" not in each
             if tag == "script":
                 assert (each.get("src") or "").startswith("/console/static/")
-        assert page.count("<script") == 1
+        assert page.count("<script") == 2
 
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", "vbscript:x"])

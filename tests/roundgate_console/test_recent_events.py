@@ -10,7 +10,15 @@ import pytest
 
 from roundgate.observability import observe
 from roundgate.observability.correlation import Correlation, correlated
-from roundgate_console.recent import MAX_LIST, MAX_TEXT, RecentEvent, RecentEvents, recent_calls
+from roundgate_console.recent import (
+    MAX_BYTES,
+    MAX_EVENTS,
+    MAX_LIST,
+    MAX_TEXT,
+    RecentEvent,
+    RecentEvents,
+    recent_calls,
+)
 from tests.support import root_logger
 
 
@@ -23,7 +31,7 @@ def record(
 
 
 def kept(*records: logging.LogRecord, **bounds: int) -> list[RecentEvent]:
-    ring = RecentEvents(**bounds)
+    ring = RecentEvents(bounds.get("max_events", MAX_EVENTS), bounds.get("max_bytes", MAX_BYTES))
     for each in records:
         ring.handle(each)
     return list(ring.all())

@@ -36,13 +36,17 @@ _numbers = count()
 
 def config_file(*functions: Callable[..., Any], **sections: Any) -> ConfigFile:
     """A configuration with one back end: these decorated functions, under their own names; `backend` adds to it."""
+    backend = of_functions(*functions, **sections.pop("backend", {}))
+    return config_of({"backends": [backend], **sections})
+
+
+def of_functions(*functions: Callable[..., Any], **more: Any) -> dict[str, Any]:
+    """A back end of these decorated functions, under their own names."""
     module = ModuleType(f"functions_of_a_test_{next(_numbers)}")
     for function in functions:
         setattr(module, function.__name__, function)
     sys.modules[module.__name__] = module
-    more = sections.pop("backend", {})
-    backend = {"kind": "python", "name": "python", "prefix": "", "module": module.__name__, **more}
-    return config_of({"backends": [backend], **sections})
+    return {"kind": "python", "name": "python", "prefix": "", "module": module.__name__, **more}
 
 
 def config_of(value: dict[str, Any], folder: Path = Path()) -> ConfigFile:

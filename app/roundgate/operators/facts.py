@@ -7,6 +7,8 @@ text of an error, which may repeat them, can be left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import Struct
@@ -53,6 +55,54 @@ def activity(record: TaskRecord, now_ms: int) -> str:
 def is_retryable(record: TaskRecord) -> bool:
     """Return whether a failed step ended a task and no other task continues its work."""
     return record.ending is Ending.STEP_FAILED and record.retried_as is None
+
+
+class Need(StrEnum):
+    """The reason for which a task needs a person."""
+
+    FAILED = "failed"
+    """It failed, and no other task continues its work."""
+    OPERATOR = "operator"
+    """It is parked."""
+    APPROVAL = "approval"
+    """It waits for an answer to a question named `approve`, as approvals are."""
+    CLIENT = "client"
+    """It waits for an answer to another question."""
+    WORKER = "worker"
+    """It has waited for over a minute for a worker that serves it."""
+
+
+STATUS_OF_NEED: Final[Mapping[Need, Status]] = MappingProxyType(
+    {
+        Need.FAILED: Status.FAILED,
+        Need.OPERATOR: Status.WORKING,
+        Need.APPROVAL: Status.INPUT_REQUIRED,
+        Need.CLIENT: Status.INPUT_REQUIRED,
+        Need.WORKER: Status.WORKING,
+    }
+)
+"""The status of the tasks with each need, as the operator sees it."""
+LATE_MS: Final = 60_000
+"""The wait for a worker after which a task needs a person, in milliseconds."""
+_APPROVE: Final = "approve"
+
+
+def need_of(record: TaskRecord, now_ms: int) -> Need | None:
+    """Return the reason for which a task needs a person, or `None`."""
+    if record.expires_ms <= now_ms or record.retried_as is not None:
+        return None
+    if record.shown_status is Status.FAILED:
+        return Need.FAILED
+    if record.status is Status.INPUT_REQUIRED:
+        names = {key.rpartition("/")[2] for key in record.asked}
+        return Need.APPROVAL if _APPROVE in names else Need.CLIENT
+    if record.status is not Status.WORKING or record.ref.is_hidden:
+        return None
+    if is_parked(record):
+        return Need.OPERATOR
+    asleep_until_ms = max(record.updated_ms, record.wake_ms, record.lease_until_ms)
+    since_ms = record.declined_ms or asleep_until_ms
+    return Need.WORKER if since_ms + LATE_MS < now_ms else None
 
 
 def task_facts(

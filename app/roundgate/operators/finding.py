@@ -5,15 +5,17 @@ tasks (`ctx.version`), for an operator who wants to delete old code.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.errors import ParseError
-from roundgate.protocol import OPEN
+from roundgate.operators.facts import STATUS_OF_NEED, Need, need_of
+from roundgate.protocol import OPEN, Status
 from roundgate.replay import VERSION, Remembered, from_row
 from roundgate.storage import TaskRecord, TaskRef, Wanted, Work
 from roundgate.tasks.stored import StoredTasks
@@ -25,6 +27,10 @@ BATCH: Final = 500
 MAX_CALLS: Final = 4
 """The limit on the calls of the store for one page: 2,000 tasks in a search for a text. The next page
 searches further."""
+SURVEYED: Final = 1_000
+"""The limit on the failed tasks, and on the open tasks, that a survey reads."""
+SURVEY_CALLS: Final = 32
+"""The limit on the calls of the store for each: DynamoDB reads the parts of an index one by one."""
 READ_AT_ONCE: Final = 16
 """The number of tasks that are read concurrently."""
 
@@ -49,9 +55,10 @@ async def search(
     cursor: str | None = None,
     limit: int = PER_PAGE,
     max_calls: float = MAX_CALLS,
+    need: tuple[Need, int] | None = None,
 ) -> SearchResult:
     """Return a page of the tasks that match the filters and have a text in their id, call, tool,
-    message or failed steps.
+    message or failed steps. With `need`, they need a person for this reason at a time in milliseconds.
 
     Raises:
         ValueError: the cursor does not belong to this search.
@@ -62,14 +69,50 @@ async def search(
         if record is not None:
             return SearchResult([record], None, 1)
     records, read, calls = list[TaskRecord](), 0, 0
+    if need is not None:
+        wanted = replace(wanted, statuses=frozenset({STATUS_OF_NEED[need[0]]}))
     while calls < max_calls:
-        page = await store.find(wanted, BATCH if text else limit - len(records), cursor)
-        records += [record for record in page.records if _has_text(record, text)]
+        page = await store.find(wanted, BATCH if text or need else limit - len(records), cursor)
+        records += [
+            record
+            for record in page.records
+            if _has_text(record, text) and (need is None or need_of(record, need[1]) is need[0])
+        ]
         calls, read, cursor = calls + 1, read + len(page.records), page.cursor
         if cursor is None or len(records) >= limit:
             break
     records.sort(key=lambda record: record.created_ms, reverse=True)
     return SearchResult(records, cursor, read, calls)
+
+
+class Survey(Struct, frozen=True):
+    """The tasks that need a person."""
+
+    counts: Counter[Need]
+    is_whole: bool
+    """Whether all tasks were read; otherwise there are at least as many as were counted."""
+    latest: Sequence[TaskRecord]
+    """The tasks, the last changed first."""
+
+
+async def survey(store: StoredTasks, now_ms: int) -> Survey:
+    """Count the tasks that need a person, among up to `SURVEYED` failed and as many open tasks.
+
+    Raises:
+        Unavailable: the store cannot be reached.
+    """
+    counts, found, is_whole = Counter[Need](), list[TaskRecord](), True
+    for statuses in (frozenset({Status.FAILED}), OPEN):
+        page = await search(
+            store, Wanted(statuses=statuses), limit=SURVEYED, max_calls=SURVEY_CALLS
+        )
+        is_whole = is_whole and page.cursor is None
+        for record in page.records:
+            if (need := need_of(record, now_ms)) is not None:
+                counts[need] += 1
+                found.append(record)
+    found.sort(key=lambda record: record.updated_ms, reverse=True)
+    return Survey(counts, is_whole, found)
 
 
 def _ref(text: str) -> TaskRef | None:
