@@ -24,33 +24,11 @@ from pydantic import (
     model_validator,
 )
 
+from roundgate import settings
 from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.errors import ConfigError, Problem
 from roundgate.policy.config import RuleConfig
-from roundgate.settings import (
-    ArgumentsConfig,
-    AuditConfig,
-    AuthorizerConfig,
-    CachingConfig,
-    CallerReference,
-    CallersConfig,
-    ConsoleConfig,
-    Deferred,
-    FallbackConfig,
-    HttpConfig,
-    JwtAuthConfig,
-    LimitsConfig,
-    Model,
-    Origin,
-    PackageConfig,
-    RateConfig,
-    ServerConfig,
-    SessionsConfig,
-    StateConfig,
-    TasksConfig,
-    settings_of,
-    yaml_file,
-)
+from roundgate.settings import yaml_file
 from roundgate.settings.problems import misplaced, problems_of
 from roundgate.settings.references import Resolver, misplaced_caller, own_name
 from roundgate.settings.yaml_file import Loc
@@ -68,28 +46,32 @@ def _kind_of_auth(value: Any) -> str:
     """Return the tag of a section `auth`. The tag is in angle brackets, so problems omit it from
     their location."""
     match value:
-        case AuthorizerConfig() | {"authorizer": _}:
+        case settings.AuthorizerConfig() | {"authorizer": _}:
             return "<authorizer>"
-        case CallersConfig() | Mapping():
+        case settings.CallersConfig() | Mapping():
             return "<jwt>"
     return "<none>"
 
 
-class GatewayConfig(Model):
+class GatewayConfig(settings.Model):
     """The whole file. The entries of `backends` stay raw, because the registry reads them."""
 
-    server: ServerConfig = Field(
-        ServerConfig.model_construct(), description="The gateway's description of itself."
+    server: settings.ServerConfig = Field(
+        settings.ServerConfig.model_construct(), description="The gateway's description of itself."
     )
-    http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
-    limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
-    rate: RateConfig = Field(
-        RateConfig.model_construct(), description="Limits on the calls of each caller."
+    http: settings.HttpConfig = Field(
+        settings.HttpConfig.model_construct(), description="The HTTP edge."
+    )
+    limits: settings.LimitsConfig = Field(
+        settings.LimitsConfig.model_construct(), description="Bounds on work."
+    )
+    rate: settings.RateConfig = Field(
+        settings.RateConfig.model_construct(), description="Limits on the calls of each caller."
     )
     auth: Annotated[
         Annotated[Literal["none"], Tag("<none>")]
-        | Annotated[JwtAuthConfig, Tag("<jwt>")]
-        | Annotated[AuthorizerConfig, Tag("<authorizer>")],
+        | Annotated[settings.JwtAuthConfig, Tag("<jwt>")]
+        | Annotated[settings.AuthorizerConfig, Tag("<authorizer>")],
         Discriminator(_kind_of_auth),
     ] = Field(
         "none",
@@ -100,29 +82,32 @@ class GatewayConfig(Model):
         None,
         description="Rules about calls of tools: the first that matches decides. Unset: calls need no rule.",
     )
-    state: StateConfig = Field(
-        StateConfig.model_construct(), description="The state of a call between its rounds."
+    state: settings.StateConfig = Field(
+        settings.StateConfig.model_construct(),
+        description="The state of a call between its rounds.",
     )
-    sessions: SessionsConfig = Field(
-        SessionsConfig.model_construct(),
+    sessions: settings.SessionsConfig = Field(
+        settings.SessionsConfig.model_construct(),
         description="Clients that speak a revision before 2026-07-28.",
     )
-    fallback: FallbackConfig = Field(
-        FallbackConfig.model_construct(),
+    fallback: settings.FallbackConfig = Field(
+        settings.FallbackConfig.model_construct(),
         description="Substitutes for clients that do not support questions or tasks.",
     )
-    arguments: ArgumentsConfig = Field(
-        ArgumentsConfig.model_construct(),
+    arguments: settings.ArgumentsConfig = Field(
+        settings.ArgumentsConfig.model_construct(),
         description="How arguments that models write are read.",
     )
-    tasks: TasksConfig = Field(
-        TasksConfig.model_construct(), description="Calls that outlive their request."
+    tasks: settings.TasksConfig = Field(
+        settings.TasksConfig.model_construct(), description="Calls that outlive their request."
     )
-    caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
-    audit: AuditConfig | None = Field(
+    caching: settings.CachingConfig = Field(
+        settings.CachingConfig.model_construct(), description="Caching hints."
+    )
+    audit: settings.AuditConfig | None = Field(
         None, description="The audit log. Unset: there is none; {} writes one with the defaults."
     )
-    console: ConsoleConfig | None = Field(
+    console: settings.ConsoleConfig | None = Field(
         None,
         description="Pages for operators. Unset: there are none; {} serves them with the defaults.",
     )
@@ -142,8 +127,8 @@ class GatewayConfig(Model):
         description="Variables for tools and ${NAME}, unless the environment has them: texts, ${secret:NAME} or"
         " ${ssm:NAME}. On AWS Lambda, they are parameters of the stack.",
     )
-    package: PackageConfig = Field(
-        PackageConfig.model_construct(),
+    package: settings.PackageConfig = Field(
+        settings.PackageConfig.model_construct(),
         description="The contents of `roundgate package`'s functions.",
     )
 
@@ -159,7 +144,7 @@ class GatewayConfig(Model):
         """Return the settings of a view, or `None` for the endpoint of all tools."""
         return next((view for view in self.views if view.name == name), None)
 
-    def server_of(self, view: str) -> ServerConfig:
+    def server_of(self, view: str) -> settings.ServerConfig:
         """Return the section `server`, with the view's own instructions if it has any."""
         view_config = self.view(view)
         if view_config is None or view_config.instructions is None:
@@ -203,7 +188,7 @@ class GatewayConfig(Model):
             return self
         if self.auth != "none" and self.auth.operator_scope is None:
             raise ValueError("console needs auth.operator_scope: it is for operators")
-        if isinstance(self.auth, AuthorizerConfig):
+        if isinstance(self.auth, settings.AuthorizerConfig):
             raise ValueError("console is not served on AWS Lambda, where auth.authorizer works")
         below = f"{self.console.path}/"
         for path in (*self.endpoints, *_PROBES, _METRICS, _WELL_KNOWN, _EVENTS, _DOCS):
@@ -230,7 +215,7 @@ class ConfigFile(Struct, frozen=True):
     """A valid configuration, and its place."""
 
     config: GatewayConfig
-    origin: Origin
+    origin: settings.Origin
     backends: Sequence[BackendConfig]
     """The back ends in the order of the file."""
     references: frozenset[Path] = frozenset()
@@ -245,7 +230,7 @@ class ConfigFile(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"ConfigFile({self.origin.located.file})"
 
-    def backend_origin(self, index: int) -> Origin:
+    def backend_origin(self, index: int) -> settings.Origin:
         """Return the place in the file of the back end at an index of `backends`."""
         return self.origin.at("backends", self.positions[index] if self.positions else index)
 
@@ -279,7 +264,7 @@ def load(
     return file.file
 
 
-def validated(value: Mapping[str, Any], origin: Origin) -> ConfigFile:
+def validated(value: Mapping[str, Any], origin: settings.Origin) -> ConfigFile:
     """Return the configuration in plain values that contain no references.
 
     Raises:
@@ -302,7 +287,7 @@ def inspect(
         located = yaml_file.read(path, repeated=problems)
     except ConfigError as error:
         return Inspected(error.problems, None)
-    origin = Origin(located)
+    origin = settings.Origin(located)
     value, environment, references = _filled_in(origin, environ, placeholder, problems)
     unresolved = {problem.path for problem in problems}
     listed: list[Problem] = []
@@ -322,7 +307,10 @@ def inspect(
 
 
 def _filled_in(
-    origin: Origin, environ: Mapping[str, str], placeholder: str | None, problems: list[Problem]
+    origin: settings.Origin,
+    environ: Mapping[str, str],
+    placeholder: str | None,
+    problems: list[Problem],
 ) -> tuple[Any, dict[str, str], frozenset[Path]]:
     """Return three values: the file's value with its references filled in, the variables of its
     section `env` (to which other sections may refer), and the files that references name."""
@@ -337,7 +325,7 @@ def _filled_in(
     return filled, own, frozenset(rest.files)
 
 
-def _sections(value: Any, origin: Origin, problems: list[Problem]) -> GatewayConfig | None:
+def _sections(value: Any, origin: settings.Origin, problems: list[Problem]) -> GatewayConfig | None:
     """Return the root model, or `None` if it is invalid; add its problems."""
     try:
         return GatewayConfig.model_validate(value)
@@ -346,7 +334,9 @@ def _sections(value: Any, origin: Origin, problems: list[Problem]) -> GatewayCon
         return None
 
 
-def _backends(value: Any, origin: Origin, problems: list[Problem]) -> dict[int, BackendConfig]:
+def _backends(
+    value: Any, origin: settings.Origin, problems: list[Problem]
+) -> dict[int, BackendConfig]:
     """Return the valid entries of `backends` by position; add the problems of the others."""
     entries = value.get("backends") if isinstance(value, dict) else None
     backends: dict[int, BackendConfig] = {}
@@ -360,7 +350,7 @@ def _backends(value: Any, origin: Origin, problems: list[Problem]) -> dict[int, 
 
 def _rest(
     value: Any,
-    origin: Origin,
+    origin: settings.Origin,
     backends: Mapping[int, BackendConfig],
     environment: Mapping[str, str],
 ) -> ConfigFile | None:
@@ -385,7 +375,7 @@ def _rest(
 
 
 def _misplaced(
-    config: GatewayConfig | None, backends: Mapping[int, BackendConfig], origin: Origin
+    config: GatewayConfig | None, backends: Mapping[int, BackendConfig], origin: settings.Origin
 ) -> list[Problem]:
     """Return a problem for each reference to AWS or the caller in a setting that accepts any value."""
     parts: dict[Loc, Any] = {("backends", index): backend for index, backend in backends.items()}
@@ -393,15 +383,15 @@ def _misplaced(
         parts[()] = config.model_copy(update={"backends": []})
     problems: list[Problem] = []
     for place, part in parts.items():
-        for loc, setting in settings_of(part, place):
-            if isinstance(setting, Deferred):
+        for loc, setting in settings.settings_of(part, place):
+            if isinstance(setting, settings.Deferred):
                 problems.append(setting.problem or misplaced(origin.at(*loc)))
-            elif isinstance(setting, CallerReference) and loc[2:3] != ("headers",):
+            elif isinstance(setting, settings.CallerReference) and loc[2:3] != ("headers",):
                 problems.append(misplaced_caller(origin.at(*loc)))
     return problems
 
 
-def _repeated_names(value: Any, origin: Origin) -> list[Problem]:
+def _repeated_names(value: Any, origin: settings.Origin) -> list[Problem]:
     """Return a problem for each back end with the name of an earlier one."""
     problems: list[Problem] = []
     seen: dict[str, int] = {}

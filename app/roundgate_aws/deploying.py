@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -370,7 +371,6 @@ def _arns_of_secret(reference: Reference, prefix: str) -> Iterator[str]:
 
 
 def _caller(session: Any) -> tuple[str, str]:
-    """Return the partition and account of a boto3 session."""
     arn = session.client("sts").get_caller_identity()["Arn"].split(":")
     return arn[1], arn[4]
 
@@ -481,9 +481,7 @@ def of_account(options: DeployOptions, config: Path) -> tuple[DeployOptions, Dep
     Raises:
         UsageError: a request to AWS failed.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
+    with _asking_aws(options.stack):
         session = _session(options)
         cloudformation = session.client("cloudformation")
         if stored := stored_parameters(cloudformation, options.stack):
@@ -491,10 +489,6 @@ def of_account(options: DeployOptions, config: Path) -> tuple[DeployOptions, Dep
             options = with_variables(options, config, stored, was_default)
         options = with_secrets(with_functions(options, config, session), config, session, stored)
         return options, DeployedState(stored, concurrency_limit(session.client("lambda")))
-    except (BotoCoreError, ClientError) as error:
-        raise UsageError(
-            f"A request to AWS about the stack {options.stack} failed: {error}"
-        ) from None
 
 
 def is_made(options: DeployOptions) -> bool:
@@ -503,18 +497,21 @@ def is_made(options: DeployOptions) -> bool:
     Raises:
         UsageError: a request to AWS failed.
     """
+    with _asking_aws(options.stack):
+        return bool(stored_parameters(_session(options).client("cloudformation"), options.stack))
+
+
+@contextmanager
+def _asking_aws(stack: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
-        return bool(stored_parameters(_session(options).client("cloudformation"), options.stack))
+        yield
     except (BotoCoreError, ClientError) as error:
-        raise UsageError(
-            f"A request to AWS about the stack {options.stack} failed: {error}"
-        ) from None
+        raise UsageError(f"A request to AWS about the stack {stack} failed: {error}") from None
 
 
 def _session(options: DeployOptions) -> Any:
-    """Return a boto3 session with the region and profile of the command line."""
     import boto3
 
     names = {"--region": "region_name", "--profile": "profile_name"}

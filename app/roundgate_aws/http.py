@@ -127,7 +127,6 @@ def _too_large(event: Event, size: int) -> Response:
 
 
 def _answer(status: int, body: bytes) -> Response:
-    """Return a response of the function itself."""
     headers = {"content-type": "application/json"}
     text = body.decode()
     return {"statusCode": status, "headers": headers, "body": text, "isBase64Encoded": False}

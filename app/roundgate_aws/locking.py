@@ -314,7 +314,6 @@ def _read_lock(file: Path) -> PackageLock:
 
 
 def _digest(requirements: Requirements) -> str:
-    """Return a digest of all input of a lock."""
     wanted_here = [
         *requirements.lines,
         *requirements.constraints,
@@ -346,7 +345,6 @@ def _resolved(requirements: Requirements, arch: str, directory: Path) -> tuple[P
 
 
 def _is_needed(requirement: str, extras: Collection[str]) -> bool:
-    """Return whether a function needs a requirement of roundgate."""
     if name_of(requirement) in _NOT_IN_FUNCTIONS:
         return False
     marker = requirement.partition(";")[2]

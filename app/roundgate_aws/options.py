@@ -193,7 +193,6 @@ def _saved_overrides(value: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as CloudFormation writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

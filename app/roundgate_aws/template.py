@@ -326,7 +326,6 @@ def _name_endpoints(source: dict[str, Any], file: ConfigFile) -> None:
 
 
 def _declare_variables(source: dict[str, Any], env: Mapping[str, str]) -> None:
-    """Add the variables as parameters that both functions receive."""
     if not env:
         return
     own = env_parameters(env)

@@ -160,7 +160,6 @@ def _announce(host: str, port: int, path: str, note: str) -> None:
 
 
 async def _wait_for_signal() -> None:
-    """Wait for Ctrl-C or SIGTERM."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

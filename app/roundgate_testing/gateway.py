@@ -420,7 +420,6 @@ class Gateway:
         await self._living(life, _take(core, message, self._file.config, self.clock))
 
     def _core(self, file: ConfigFile, life: InstanceLife) -> Core:
-        """Return the core of a new instance."""
         stores, loaded = self._memory.stores(life), self._loads.of(file)
         return build_core(file, self._using, self.clock, stores, loaded=loaded)
 
@@ -454,7 +453,6 @@ class Gateway:
             await working
 
     def _instance(self) -> tuple[InstanceLife, Any]:
-        """Return the instance for a request, with its app."""
         file = self._file_now()
         if self._kept is not None and not self._fresh:
             life, app, served = self._kept

@@ -176,7 +176,6 @@ async def _finished(
 
 
 def _show(result: CallResult, arguments: argparse.Namespace) -> int:
-    """Print a result; return its exit status."""
     if arguments.json:
         output.show_json(result.raw)
     else:

@@ -287,7 +287,6 @@ async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
 
 
 def _wanted(arguments: argparse.Namespace, now_ms: int) -> Wanted:
-    """Return the filters of a search."""
     return Wanted(
         owner=arguments.owner,
         tool=arguments.tool,
@@ -439,7 +438,6 @@ def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
 
 
 def _print_facts(facts: Mapping[str, Any], steps: Sequence[StepDone] | None) -> None:
-    """Print the facts about a task as text."""
     for detail in details(facts):
         say(f"{detail.label + ':':14}{detail.text}")
     if steps is None:

@@ -63,7 +63,6 @@ def _row(state: ServerState) -> tuple[str, ...]:
 
 
 def _remarks(state: ServerState) -> Iterator[str]:
-    """Yield a line for each fault of a server."""
     if state.error is not None:
         yield f"{state.name}: {state.error}"
     for name, reason in state.left_out.items():

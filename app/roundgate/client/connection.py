@@ -17,17 +17,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from roundgate.client.flows import (
-    Ask,
-    Flow,
-    Pause,
-    Send,
-    Show,
-    Tell,
-    WholeList,
-    negotiate,
-    whole_list,
-)
+from roundgate.client import flows
 from roundgate.client.link import Link
 from roundgate.client.messages import NO_LISTENER, Listener, SessionOver
 from roundgate.client.questions import Answers, AnswersLike, Kind, Question, answer_all
@@ -124,7 +114,7 @@ class Connection:
         if self.server is None:
             async with self._connecting:
                 if self.server is None:
-                    flow = negotiate(
+                    flow = flows.negotiate(
                         self._info,
                         self._older_capabilities,
                         self._versions,
@@ -139,7 +129,7 @@ class Connection:
 
     async def drive(
         self,
-        flow: Flow[T],
+        flow: flows.Flow[T],
         listener: Listener = NO_LISTENER,
         answers: AnswersLike = None,
         on_task: Callable[[TaskState], Any] | None = None,
@@ -158,20 +148,20 @@ class Connection:
                 outcome = error = None
                 try:
                     match effect:
-                        case Send(method, params, may_repeat, version):
+                        case flows.Send(method, params, may_repeat, version):
                             async with _until(limit_s, method):
                                 outcome = await self._send(
                                     method, params, may_repeat, listener, version
                                 )
                             limit_s = until_s
-                        case Ask(questions, request_state):
+                        case flows.Ask(questions, request_state):
                             outcome = await self._answer(questions, answers, request_state)
-                        case Pause(ms):
+                        case flows.Pause(ms):
                             await self._clock.sleep(ms / 1_000)
-                        case Show(task):
+                        case flows.Show(task):
                             if on_task is not None and inspect.isawaitable(done := on_task(task)):
                                 await done
-                        case Tell(method, version):
+                        case flows.Tell(method, version):
                             await self.link.notify(method, version)
                 except ClientError as raised:
                     error = raised
@@ -196,12 +186,14 @@ class Connection:
                 log.warning("an entry of %s is not used: %s", method, error)
         return values
 
-    async def listing(self, method: str, name: str, within_s: float | None = None) -> WholeList:
+    async def listing(
+        self, method: str, name: str, within_s: float | None = None
+    ) -> flows.WholeList:
         """Return the pages of a list that can be read, those after the first within `within_s`
         seconds, and the time for which they are fresh."""
         await self.connect()
         until_s = None if within_s is None else asyncio.get_running_loop().time() + within_s
-        return await self.drive(whole_list(method, name, self.limits), until_s=until_s)
+        return await self.drive(flows.whole_list(method, name, self.limits), until_s=until_s)
 
     async def request(self, method: str, params: Json) -> Json:
         """Return the result of any request, from the cache if it is fresh."""

@@ -508,7 +508,6 @@ def _page(result: Json, method: str, name: str, cursors: set[str]) -> tuple[list
 
 
 def _check_size(name: str, limits: Limits, items: int, size: int) -> None:
-    """Raise `BadAnswer` if a list exceeds a limit."""
     if items > limits.max_items:
         raise BadAnswer(f"The server lists more than {limits.max_items} {name} (limit max_items)")
     if size > limits.max_message:

@@ -664,7 +664,6 @@ async def _closes(process: Process) -> None:
 
 
 def _signal_group(process: Process, number: signal.Signals) -> None:
-    """Send a signal to the process and its children."""
     with suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, number)

@@ -28,30 +28,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from roundgate import json
+from roundgate import json, replay
 from roundgate.errors import NotRetryable, ParseError
 from roundgate.json import digest, encode
-from roundgate.replay import (
-    DELIVERED,
-    NOT_JSON,
-    TIMED_OUT,
-    Answered,
-    Asked,
-    Began,
-    Cut,
-    Entry,
-    Finished,
-    Journal,
-    Opened,
-    Raised,
-    Slept,
-    TimedOutQuestion,
-    Tried,
-    before_failure,
-    before_step,
-    from_row,
-    row,
-)
 from roundgate.storage import Ending, Mark, TaskRecord, TaskRef, Work
 from roundgate.tasks import machine
 from roundgate.tasks.call import TaskCall
@@ -124,7 +103,7 @@ async def rewind(store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str) 
         if record is None or work is None or not machine.is_parked(record):
             break
         call, journal = _kept(record, work, from_step)
-        rows = [encode(row(entry)) for entry in journal.entries()]
+        rows = [encode(replay.row(entry)) for entry in journal.entries()]
         # repeated questions and events get other names, so that old answers do not fit them
         call = replace(call, generation=call.generation + 1)
         marks = _marks(record, journal)
@@ -146,13 +125,12 @@ async def continue_from(store: StoredTasks, record: TaskRecord, now_ms: int, ste
     return f"continues as {await retry(store, record.ref, now_ms, step)}, from {step}"
 
 
-def _marks(record: TaskRecord, journal: Journal) -> list[Mark]:
-    """Return the marks of the external events that a journal has opened."""
-    names = {entry.name for entry in journal.steps.values() if isinstance(entry, Opened)}
+def _marks(record: TaskRecord, journal: replay.Journal) -> list[Mark]:
+    names = {entry.name for entry in journal.steps.values() if isinstance(entry, replay.Opened)}
     return [replace(mark, is_awaited=False) for mark in record.events if mark.name in names]
 
 
-def _kept(record: TaskRecord, work: Work, from_step: str | None) -> tuple[TaskCall, Journal]:
+def _kept(record: TaskRecord, work: Work, from_step: str | None) -> tuple[TaskCall, replay.Journal]:
     """Return the call and the part of the journal that a retry keeps. Raise NotRetryable if another
     version wrote the task."""
     try:
@@ -172,7 +150,7 @@ def _going_on(record: TaskRecord, work: Work, now_ms: int, from_step: str | None
         ref=TaskRef(record.ref.owner, digest(["retry", record.ref.id])),
         tool=record.tool,
         call=call.to_bytes(),
-        journal=[encode(row(entry)) for entry in journal.entries()],
+        journal=[encode(replay.row(entry)) for entry in journal.entries()],
         state=work.state,
         created_ms=now_ms,
         expires_ms=now_ms + record.expires_ms - record.created_ms,
@@ -184,21 +162,21 @@ def _going_on(record: TaskRecord, work: Work, now_ms: int, from_step: str | None
     )
 
 
-def _journal(record: TaskRecord, work: Work, from_step: str | None) -> Journal:
+def _journal(record: TaskRecord, work: Work, from_step: str | None) -> replay.Journal:
     """Return the journal from before the failure, or from before a chosen step, with its answers
     and events.
 
     Raises:
         NotRetryable: the journal has no such step, or cannot be cut off at the failure.
     """
-    entries = [from_row(json.decode(entry)) for entry in work.journal]
+    entries = [replay.from_row(json.decode(entry)) for entry in work.journal]
     if from_step is not None:
         return _journal_with(_before(entries, from_step), record, work)
-    return _journal_with(before_failure(entries, record.failed_steps), record, work)
+    return _journal_with(replay.before_failure(entries, record.failed_steps), record, work)
 
 
-def _before(entries: Sequence[Entry], from_step: str) -> list[Entry]:
-    entries_before = before_step(entries, from_step)
+def _before(entries: Sequence[replay.Entry], from_step: str) -> list[replay.Entry]:
+    entries_before = replay.before_step(entries, from_step)
     if entries_before is None or not any(
         entry.key == from_step and _is_shown(entry) for entry in entries
     ):
@@ -207,8 +185,10 @@ def _before(entries: Sequence[Entry], from_step: str) -> list[Entry]:
     return entries_before
 
 
-def _journal_with(entries: Sequence[Entry], record: TaskRecord, work: Work) -> Journal:
-    journal = Journal()
+def _journal_with(
+    entries: Sequence[replay.Entry], record: TaskRecord, work: Work
+) -> replay.Journal:
+    journal = replay.Journal()
     for entry in entries:
         journal.add(entry)
     answers = {key: json.decode(answer) for key, answer in work.answers.items()}
@@ -251,37 +231,37 @@ def repeated(work: Work, from_step: str) -> Repeated:
         NotRetryable: the task has no such place, or another version of Roundgate wrote it.
     """
     try:
-        entries = [from_row(json.decode(entry)) for entry in work.journal]
+        entries = [replay.from_row(json.decode(entry)) for entry in work.journal]
     except _OF_ANOTHER_VERSION as error:
         raise NotRetryable(
             "was written by another version of Roundgate; call the tool again"
         ) from error
     cut_off = entries[len(_before(entries, from_step)) :]
     return Repeated(
-        _places(cut_off, Finished, Raised, Tried, Began, Cut),
-        _places(cut_off, Began),
-        _places(cut_off, Asked, Answered, TimedOutQuestion),
-        _places(cut_off, Opened),
+        _places(cut_off, replay.Finished, replay.Raised, replay.Tried, replay.Began, replay.Cut),
+        _places(cut_off, replay.Began),
+        _places(cut_off, replay.Asked, replay.Answered, replay.TimedOutQuestion),
+        _places(cut_off, replay.Opened),
         has_state=json.decode(work.state) != {},
     )
 
 
-def _places(entries: Sequence[Entry], *kinds: type[Entry]) -> list[str]:
+def _places(entries: Sequence[replay.Entry], *kinds: type[replay.Entry]) -> list[str]:
     shown = (entry for entry in entries if isinstance(entry, kinds) and _is_shown(entry))
     return list(dict.fromkeys(entry.key for entry in shown))
 
 
 _STATES: Final[dict[type, str]] = {
-    Finished: "done",
-    Raised: "failed",
-    Tried: "failed, will be retried",
-    Began: "begun",
-    Cut: "cancelled by its handler",
-    Slept: "pause begun",
-    Asked: "asked",
-    Answered: "answered",
-    TimedOutQuestion: "not answered in time",
-    Opened: "can be delivered",
+    replay.Finished: "done",
+    replay.Raised: "failed",
+    replay.Tried: "failed, will be retried",
+    replay.Began: "begun",
+    replay.Cut: "cancelled by its handler",
+    replay.Slept: "pause begun",
+    replay.Asked: "asked",
+    replay.Answered: "answered",
+    replay.TimedOutQuestion: "not answered in time",
+    replay.Opened: "can be delivered",
 }
 """The kinds of entries that an operator sees. Other kinds only record the order of branches."""
 
@@ -310,7 +290,7 @@ class FailedAttempt(Struct, frozen=True):
         return cls(kind, text, at_ms, reference)
 
 
-_TYPES: Final = {TIMED_OUT: "StepTimeout", NOT_JSON: "NotJson"}
+_TYPES: Final = {replay.TIMED_OUT: "StepTimeout", replay.NOT_JSON: "NotJson"}
 
 
 class StepDone(Struct, frozen=True):
@@ -331,7 +311,7 @@ def steps_done(record: TaskRecord, work: Work) -> list[StepDone] | None:
     """Return the progress of a task in order; `None` if a later version of Roundgate wrote the
     journal."""
     try:
-        entries = [from_row(json.decode(entry)) for entry in work.journal]
+        entries = [replay.from_row(json.decode(entry)) for entry in work.journal]
         journal = _journal_with(entries, record, work)
     except _OF_ANOTHER_VERSION:
         return None
@@ -340,22 +320,24 @@ def steps_done(record: TaskRecord, work: Work) -> list[StepDone] | None:
     return [_step(entry_of[key]) for key in order if _is_shown(entry_of[key])]
 
 
-def _is_shown(entry: Entry) -> bool:
+def _is_shown(entry: replay.Entry) -> bool:
     is_inner = entry.key.rpartition("/")[2].startswith("wait:")
     return type(entry) in _STATES and not is_inner
 
 
-def _step(entry: Entry) -> StepDone:
+def _step(entry: replay.Entry) -> StepDone:
     state = _STATES[type(entry)]
     match entry:
-        case Raised(_, message, told, how=how, at_ms=at_ms, reference=reference, attempts=attempts):
+        case replay.Raised(
+            _, message, told, how=how, at_ms=at_ms, reference=reference, attempts=attempts
+        ):
             failure = FailedAttempt.of(message, told, how, at_ms, reference)
             return StepDone(entry.key, state, attempts or 1, failure=failure)
-        case Tried(attempts=attempts, again_ms=again_ms, failure=failed):
+        case replay.Tried(attempts=attempts, again_ms=again_ms, failure=failed):
             failure = None if failed is None else FailedAttempt.of(*failed)
             return StepDone(entry.key, state, attempts, again_ms, failure)
-        case Opened(outcome=str() as outcome):
+        case replay.Opened(outcome=str() as outcome):
             return StepDone(
-                entry.key, "delivered" if outcome == DELIVERED else "not delivered in time"
+                entry.key, "delivered" if outcome == replay.DELIVERED else "not delivered in time"
             )
     return StepDone(entry.key, state)

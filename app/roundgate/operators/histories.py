@@ -20,31 +20,12 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from roundgate import json
+from roundgate import json, replay
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.clock import Clock
 from roundgate.errors import ParseError
 from roundgate.operators.finding import tasks_with_work
 from roundgate.protocol import OPEN, Status
-from roundgate.replay import (
-    MISSED,
-    VERSION,
-    Answered,
-    Asked,
-    Began,
-    Cut,
-    Entry,
-    Finished,
-    Journal,
-    Opened,
-    Raised,
-    Remembered,
-    Slept,
-    TimedOutQuestion,
-    Tried,
-    from_row,
-    row,
-)
 from roundgate.settings.redacting import SHOWN, Secrets
 from roundgate.storage import TaskRecord, Wanted, Work
 from roundgate.tasks.call import TaskCall
@@ -56,7 +37,14 @@ Redact: TypeAlias = Callable[[str, Any], Any]
 FORMAT: Final = 1
 NO_URL: Final = "https://gateway.invalid/"
 """The URL of external events in a history."""
-_WITH_IDENTITY: Final = (Finished, Raised, Tried, Cut, Began, Slept)
+_WITH_IDENTITY: Final = (
+    replay.Finished,
+    replay.Raised,
+    replay.Tried,
+    replay.Cut,
+    replay.Began,
+    replay.Slept,
+)
 LATER_MS: Final = 86_400_000
 """The time in milliseconds after its export when an unfinished sleep ends in an outline."""
 
@@ -88,9 +76,9 @@ class History(Struct, frozen=True):
         """Return whether the history has no values."""
         return self.arguments is None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[replay.Entry]:
         """Return the entries of the journal."""
-        return [from_row(entry_row) for entry_row in self.journal]
+        return [replay.from_row(entry_row) for entry_row in self.journal]
 
     def to_json(self) -> dict[str, Any]:
         """Return the history as a JSON object."""
@@ -120,9 +108,9 @@ def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
         ParseError, ValueError, TypeError, KeyError: a later version of Roundgate wrote the journal.
     """
     call = TaskCall.from_bytes(work.call)
-    journal, places = Journal(), dict[tuple[bool, str], None]()
+    journal, places = replay.Journal(), dict[tuple[bool, str], None]()
     for value in work.journal:
-        entry = from_row(json.decode(value))
+        entry = replay.from_row(json.decode(value))
         journal.add(entry)
         place = _place(entry)
         if not place[0]:
@@ -133,7 +121,7 @@ def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
     journal.deliver(answers, {mark.name for mark in record.events})
     for event in journal.opened():
         if event.key in journal.missed:
-            journal.steps[event.key] = replace(event, outcome=MISSED)
+            journal.steps[event.key] = replace(event, outcome=replay.MISSED)
     entries = {_place(entry): entry for entry in journal.entries()}
     principal = call.principal
     return History(
@@ -144,7 +132,7 @@ def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
         exported_ms=now_ms,
         capabilities=call.capabilities,
         substituted=call.substituted,
-        journal=[row(entries[place]) for place in places],
+        journal=[replay.row(entries[place]) for place in places],
         arguments=call.arguments,
         principal=[
             principal.issuer,
@@ -160,7 +148,7 @@ def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
 def make_outline(history: History) -> History:
     """Return a history without its values."""
     at_ms = history.exported_ms
-    journal = [row(_outline(entry, at_ms)) for entry in history.entries()]
+    journal = [replay.row(_outline(entry, at_ms)) for entry in history.entries()]
     return replace(
         history, journal=journal, arguments=None, principal=None, client_info=None, state=None
     )
@@ -171,7 +159,7 @@ def redacted(history: History, redact: Redact) -> History:
     replaced, the history has no digests of values either."""
     changed = replace(
         history,
-        journal=[row(_redacted(entry, redact)) for entry in history.entries()],
+        journal=[replay.row(_redacted(entry, redact)) for entry in history.entries()],
         arguments=redact("arguments", history.arguments),
         principal=redact("principal", history.principal),
         client_info=redact("client_info", history.client_info),
@@ -179,64 +167,64 @@ def redacted(history: History, redact: Redact) -> History:
     )
     if changed == history:
         return history
-    journal = [row(_without_digest(entry)) for entry in changed.entries()]
+    journal = [replay.row(_without_digest(entry)) for entry in changed.entries()]
     return replace(changed, journal=journal, is_redacted=True)
 
 
-def _redacted(entry: Entry, redact: Redact) -> Entry:
+def _redacted(entry: replay.Entry, redact: Redact) -> replay.Entry:
     name = entry.key.rpartition("/")[2].partition("#")[0]
     match entry:
-        case Finished():
+        case replay.Finished():
             return replace(entry, value=redact(name, entry.value))
-        case Raised():
+        case replay.Raised():
             return replace(entry, message=redact(name, entry.message))
-        case Answered(response={"action": str(), "content": content}):
+        case replay.Answered(response={"action": str(), "content": content}):
             return replace(entry, response={**entry.response, "content": redact(name, content)})
-        case Answered():
+        case replay.Answered():
             return replace(entry, response=redact("", entry.response))
-        case Asked():
+        case replay.Asked():
             return replace(entry, problem=redact(name, entry.problem))
-        case Opened():
+        case replay.Opened():
             entry = _without_token(entry)
             return replace(entry, payload=redact(name.removeprefix("event:"), entry.payload))
     return entry
 
 
-def _outline(entry: Entry, at_ms: int) -> Entry:
+def _outline(entry: replay.Entry, at_ms: int) -> replay.Entry:
     entry = _without_digest(entry)
     match entry:
-        case Finished():
+        case replay.Finished():
             return replace(entry, value=None)
-        case Remembered() if not entry.key.startswith(VERSION):
+        case replay.Remembered() if not entry.key.startswith(replay.VERSION):
             return replace(entry, value=None)
-        case Slept():
+        case replay.Slept():
             return replace(entry, until_ms=at_ms if entry.until_ms <= at_ms else at_ms + LATER_MS)
-        case Opened():
+        case replay.Opened():
             return replace(_without_token(entry), payload=None, until_ms=at_ms + LATER_MS)
-        case Answered():
+        case replay.Answered():
             return replace(entry, response=None)
-        case Asked():
+        case replay.Asked():
             return replace(entry, problem=None)
-        case Raised():
+        case replay.Raised():
             return replace(entry, message="")
     return entry
 
 
-def _without_token(event: Opened) -> Opened:
+def _without_token(event: replay.Opened) -> replay.Opened:
     return replace(event, token="", base=None if event.base is None else NO_URL)
 
 
-def _without_digest(entry: Entry) -> Entry:
-    if isinstance(entry, Asked | Answered | TimedOutQuestion):
+def _without_digest(entry: replay.Entry) -> replay.Entry:
+    if isinstance(entry, replay.Asked | replay.Answered | replay.TimedOutQuestion):
         return replace(entry, digest="")
     if isinstance(entry, _WITH_IDENTITY) and entry.what is not None:
         return replace(entry, what=without_arguments(entry.what))
     return entry
 
 
-def _place(entry: Entry) -> tuple[bool, str]:
+def _place(entry: replay.Entry) -> tuple[bool, str]:
     """Return whether an entry belongs to a question, and its key. The pair identifies the entry."""
-    return isinstance(entry, Asked | Answered | TimedOutQuestion), entry.key
+    return isinstance(entry, replay.Asked | replay.Answered | replay.TimedOutQuestion), entry.key
 
 
 def without_arguments(identity: str) -> str:
@@ -294,7 +282,7 @@ def without_secrets(history: History, names: Collection[str]) -> History | None:
         return value
 
     for entry in history.entries():
-        if isinstance(entry, Opened):
+        if isinstance(entry, replay.Opened):
             secrets.add(entry.token)
     left = redacted(redacted(history, hide), lambda name, value: secrets.without(value))
     is_named = any(secrets.hidden(entry.key) != entry.key for entry in left.entries())

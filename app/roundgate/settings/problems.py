@@ -1,5 +1,5 @@
-"""Conversion of a model's validation errors into problems of gateway.yaml, each with a place, a
-fact and a remedy."""
+"""Conversion of a model's validation errors into problems of a file, each with a place, a fact and a
+remedy."""
 
 from __future__ import annotations
 
@@ -45,22 +45,27 @@ _BY_PATTERN: Final = (
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 
 
-def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) -> list[Problem]:
+def problems_of(
+    error: ValidationError, model: type[BaseModel], origin: Origin, see: str = _ANYWHERE
+) -> list[Problem]:
     """Return the problems that `model` reported at `origin`, one for each place.
 
     A value that matches none of several alternatives gets one problem, with a message for each
-    alternative.
+    alternative. `see` is the remedy for problems without a better one; the default is for
+    gateway.yaml.
     """
     problems: dict[tuple[str, int | None], Problem] = {}
     for detail in error.errors(include_url=False):
         loc = [step for step in detail["loc"] if not _IS_PYDANTICS.match(str(step))]
         place, message = origin.at(*loc), detail["msg"].removeprefix("Value error, ")
+        if detail["type"].startswith("union_tag"):
+            message = "has an unexpected type"
         if isinstance(detail["input"], Deferred):
             problem = detail["input"].problem or misplaced(place)
         elif isinstance(detail["input"], CallerReference):
             problem = misplaced_caller(place)
         else:
-            problem = place.problem(message, _remedy(detail, loc, model))
+            problem = place.problem(message, _remedy(detail, loc, model, see))
         before = problems.get(key := (problem.path, problem.line))
         if before is not None and problem.message not in before.message:
             problem = replace(problem, message=f"{before.message}; or: {problem.message}")
@@ -77,10 +82,14 @@ def misplaced(place: Origin) -> Problem:
     )
 
 
-def _remedy(detail: Mapping[str, Any], loc: Sequence[str | int], model: type[BaseModel]) -> str:
+def _remedy(
+    detail: Mapping[str, Any], loc: Sequence[str | int], model: type[BaseModel], see: str
+) -> str:
     kind, value = detail["type"], detail["input"]
     match kind:
         case "extra_forbidden":
+            if see == _ANYWHERE and (name := str(loc[-1])) in _ELSEWHERE:
+                return _ELSEWHERE[name]
             return _remedy_for_unknown(loc, model)
         case "string_type" if isinstance(value, bool):
             return (
@@ -97,14 +106,11 @@ def _remedy(detail: Mapping[str, Any], loc: Sequence[str | int], model: type[Bas
             return f"write {value.upper()}"
         case "int_parsing" | "float_parsing" if (seconds := _seconds(loc, value)) is not None:
             return f"write {seconds:g}: it is a number of seconds"
-    return _BY_TYPE.get(kind, _ANYWHERE)
+    return _BY_TYPE.get(kind, see)
 
 
 def _remedy_for_unknown(loc: Sequence[str | int], model: type[BaseModel]) -> str:
-    name = str(loc[-1])
-    if name in _ELSEWHERE:
-        return _ELSEWHERE[name]
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).strip().lower()
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", str(loc[-1])).strip().lower()
     names = {
         model_here for place in _models_at(loc[:-1], model) for model_here in place.model_fields
     }

@@ -293,7 +293,6 @@ def _text_of(path: str) -> str:
 
 
 def _problem(name: str, value: str, source: str) -> Problem | None:
-    """Return the problem with a field's text from `source`, or `None`."""
     if name in _CHOICES and value not in _CHOICES[name]:
         message, remedy = f"does not accept {value!r}", f"use one of {', '.join(_CHOICES[name])}"
     elif name in _PATTERNS and not re.fullmatch(_PATTERNS[name][0], value):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -200,6 +201,29 @@ def dotted(loc: Sequence[str | int]) -> str:
         loc,
         "",
     )
+
+
+def not_json(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, str]]:
+    """Yield the location of each key or value in a file that JSON does not have, with the end of a
+    sentence about it."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                if isinstance(key, bool):
+                    text = f"{str(key).lower()} (YAML's reading of yes, no, on or off)"
+                    yield (*loc, str(key)), f"the key {text} is not text"
+                elif not isinstance(key, str):
+                    yield (*loc, str(key)), f"the key {key!r} is not text"
+                yield from not_json(item, (*loc, str(key)))
+        case list():
+            for index, item in enumerate(value):
+                yield from not_json(item, (*loc, index))
+        case float() if not isfinite(value):
+            yield loc, f"is {value}, which JSON does not have"
+        case None | bool() | int() | float() | str():
+            return
+        case _:
+            yield loc, f"is a {type(value).__name__}, which JSON does not have"
 
 
 MAX_DEPTH: Final = 200

@@ -8,18 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from roundgate.protocol import OPEN, Status
-from roundgate.storage.tasks import (
-    HIDDEN,
-    UNHAPPY,
-    Ending,
-    Mark,
-    OpenTask,
-    RecordPart,
-    TaskRecord,
-    TaskRef,
-    Wanted,
-    Work,
-)
+from roundgate.storage import tasks
 
 HEAD: Final = (
     "n, version, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
@@ -29,7 +18,7 @@ HEAD: Final = (
 FIELDS: Final = tuple(HEAD.replace(" ", "").split(","))[4:]
 """The columns that are fields of a record, in the order of `HEAD`."""
 OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
-REPLACED: Final = frozenset({RecordPart.CALL, RecordPart.STATE})
+REPLACED: Final = frozenset({tasks.RecordPart.CALL, tasks.RecordPart.STATE})
 """The parts with a single value, which a put replaces."""
 FOR_WORK: Final = ("answer", "call", "journal", "state")
 """The parts that a worker needs."""
@@ -40,7 +29,7 @@ IS_OPEN: Final = "due_ms is not null"
 """The condition of the index of open tasks, which queries repeat word for word."""
 HAS_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
 """The condition of the index of failed and cancelled tasks, which queries repeat word for word."""
-IS_HIDDEN: Final = f"id >= '{HIDDEN}'"
+IS_HIDDEN: Final = f"id >= '{tasks.HIDDEN}'"
 """The condition of the index of hidden tasks, which queries repeat word for word. Other ids begin
 with a smaller character."""
 _FLAGS: Final = frozenset({"suspect", "alone", "unsent", "cleans_up"})
@@ -58,7 +47,7 @@ def column(value: Any) -> Any:
     return value
 
 
-def record_from_row(row: Sequence[Any]) -> TaskRecord:
+def record_from_row(row: Sequence[Any]) -> tasks.TaskRecord:
     """Return the record in a row of `HEAD`."""
     n, version, owner, task_id, *rest = row
     values = dict(zip(FIELDS, rest, strict=True))
@@ -66,32 +55,34 @@ def record_from_row(row: Sequence[Any]) -> TaskRecord:
         values[name] = bool(values[name])
     for name in _LISTS:
         values[name] = tuple(json.loads(values[name])) if values[name] else ()
-    values["events"] = tuple(map(Mark.parse, values["events"]))
+    values["events"] = tuple(map(tasks.Mark.parse, values["events"]))
     values["status"] = Status(values["status"])
-    values["ending"] = None if values["ending"] is None else Ending(values["ending"])
-    return TaskRecord(ref=TaskRef(owner, task_id), version=version, notes=n, **values)
+    values["ending"] = None if values["ending"] is None else tasks.Ending(values["ending"])
+    return tasks.TaskRecord(ref=tasks.TaskRef(owner, task_id), version=version, notes=n, **values)
 
 
-def open_task_from_row(row: Sequence[Any]) -> OpenTask:
+def open_task_from_row(row: Sequence[Any]) -> tasks.OpenTask:
     """Return the task in a row of `OPEN_TASK`."""
     owner, task_id, tool, status, created_ms, expires_ms, due_ms, resends, unsent = row
-    ref = TaskRef(owner, task_id)
-    return OpenTask(
+    ref = tasks.TaskRef(owner, task_id)
+    return tasks.OpenTask(
         ref, tool, Status(status), created_ms, expires_ms, due_ms, resends, bool(unsent)
     )
 
 
-def work_from_values(values: Iterable[tuple[str, str, bytes]]) -> Work:
+def work_from_values(values: Iterable[tuple[str, str, bytes]]) -> tasks.Work:
     """Return the work in the values of a task: part, name and value of each, in the order in which
     they were put."""
     by_kind: dict[str, list[tuple[str, bytes]]] = {kind: [] for kind in FOR_WORK}
     for kind, name, value in values:
         by_kind[kind].append((name, value))
     ((_, call),), ((_, state),) = by_kind["call"], by_kind["state"]
-    return Work(call, [entry for _, entry in by_kind["journal"]], state, dict(by_kind["answer"]))
+    return tasks.Work(
+        call, [entry for _, entry in by_kind["journal"]], state, dict(by_kind["answer"])
+    )
 
 
-def index_condition(wanted: Wanted) -> str | None:
+def index_condition(wanted: tasks.Wanted) -> str | None:
     """Return the condition of the index that serves a search, or `None`.
 
     A search by owner has another index. Searches by tool or for completed tasks have none, because
@@ -102,7 +93,7 @@ def index_condition(wanted: Wanted) -> str | None:
     if wanted.statuses and wanted.statuses <= OPEN:
         return IS_OPEN
     if (wanted.statuses and wanted.statuses <= _ENDED) or (
-        wanted.endings and wanted.endings <= UNHAPPY
+        wanted.endings and wanted.endings <= tasks.UNHAPPY
     ):
         return HAS_ENDED
     return None

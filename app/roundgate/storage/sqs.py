@@ -195,5 +195,4 @@ def _seconds(ms: int) -> int:
 
 
 def _entry(n: int, receipt: str) -> dict[str, Any]:
-    """Return an entry of a batch request."""
     return {"Id": f"{n}", "ReceiptHandle": receipt}

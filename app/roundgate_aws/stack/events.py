@@ -63,9 +63,8 @@ class Front:
     ) -> None:
         self._pool = pool
         self._integration_s = integration_s
-        self._routes = sorted(
-            ((method, path.split("/")) for method, path in routes), key=_generality
-        )
+        ordered = sorted(routes, key=lambda route: generality(*route))
+        self._routes = [(method, path.split("/")) for method, path in ordered]
         self._stage = stage
         self.counts: Counter[str] = Counter()
         """The number of requests, and of answers with a 5xx status."""
@@ -140,12 +139,10 @@ class Front:
         }
 
 
-def _generality(route: tuple[str, list[str]]) -> tuple[bool, ...]:
-    """Return a key that sorts routes in API Gateway's order: exact paths, then paths with
-    variables, then greedy paths, then the default."""
-    method, pattern = route
-    has_variables = any(part.startswith("{") for part in pattern)
-    return method == DEFAULT, pattern[-1].endswith("+}"), has_variables, method == "ANY"
+def generality(method: str, path: str) -> tuple[bool | int, ...]:
+    """Return a key that sorts routes in API Gateway's order: exact paths, then paths with variables
+    from the longest, then greedy paths, then the default."""
+    return method == DEFAULT, path.endswith("+}"), "{" in path, -path.count("/"), method == "ANY"
 
 
 def matches(pattern: list[str], path: list[str]) -> bool:

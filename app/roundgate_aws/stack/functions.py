@@ -253,7 +253,6 @@ class EnvironmentPool:
             self._free.put_nowait(environment)
 
     async def _invoke(self, environment: Environment, streamed: Streamed) -> None:
-        """Run an invocation to the end of its response."""
         streamed.ends_s = time.monotonic() + START_S
         environment.api.invoke(streamed)
         while not streamed.is_over.is_set():

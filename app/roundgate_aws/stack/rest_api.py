@@ -29,6 +29,7 @@ from roundgate_aws.stack.events import (
     NOT_PASSED,
     REMAPPED,
     as_text,
+    generality,
     matches,
 )
 from roundgate_aws.stack.functions import EnvironmentPool, PayloadTooLarge, Throttled
@@ -64,7 +65,9 @@ class RestFront:
     def __init__(self, pool: EnvironmentPool, template: StackTemplate) -> None:
         self._pool = pool
         self._stage = template.properties("RestStage")["StageName"]
-        self._methods = sorted(methods(template), key=_generality)
+        self._methods = sorted(
+            methods(template), key=lambda method: generality(method.verb, method.path)
+        )
         self._refusals = {
             properties["ResponseType"]: properties
             for properties in map(
@@ -221,12 +224,6 @@ def methods(template: StackTemplate) -> list[RestMethod]:
         )
         for name in template.named("AWS::ApiGateway::Method")
     ]
-
-
-def _generality(method: RestMethod) -> tuple[bool | int, ...]:
-    """Return a key that sorts methods from the most specific path to the least."""
-    path = method.path
-    return path.endswith("+}"), "{" in path, -path.count("/"), method.verb == "ANY"
 
 
 def _parameters(pattern: Sequence[str], path: Sequence[str]) -> dict[str, str] | None:

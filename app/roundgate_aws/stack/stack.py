@@ -179,7 +179,6 @@ async def _cancelled(running: asyncio.Task[None]) -> None:
 
 
 def _endpoint_path(zips: Path) -> str:
-    """Return the path of the package's usual endpoint."""
     with zipfile.ZipFile(zips / "gateway.zip") as archive:
         http = json.loads(archive.read("gateway.json")).get("http") or {}
     return str(http.get("path", "/mcp"))

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.observability import escaped
-from roundgate.settings import yaml_file
+from roundgate.settings import settings_of, yaml_file
 from roundgate_testing.cassettes.matching import Path, parse
 from roundgate_testing.cassettes.model import (
     MESSAGE,
@@ -140,26 +140,14 @@ def _found(detail: Any) -> Found:
 
 def _broken_values(value: Any, at: Path) -> Iterator[Found]:
     """Yield keys and values that are not valid in JSON, and malformed placeholders."""
-    stack: list[tuple[Path, Any]] = [(at, value)]
-    while stack:
-        path, item = stack.pop()
-        match item:
-            case str():
-                try:
-                    parse(item)
-                except ValueError as error:
-                    yield path, str(error), "write ${kind:1}, or $${ for a literal ${"
-            case dict():
-                for key in item:
-                    if not isinstance(key, str):
-                        yield (*path, str(key)), f"has the key {key!r}", "put it in quotes"
-                stack.extend(((*path, str(key)), child) for key, child in item.items())
-            case list():
-                stack.extend(((*path, index), child) for index, child in enumerate(item))
-            case None | bool() | int() | float():
-                pass
-            case _:
-                yield path, f"is a {type(item).__name__}", "put it in quotes"
+    for path, fact in yaml_file.not_json(value, at):
+        yield path, fact, "put it in quotes"
+    for path, text in settings_of(value, at):
+        if isinstance(text, str):
+            try:
+                parse(text)
+            except ValueError as error:
+                yield path, str(error), "write ${kind:1}, or $${ for a literal ${"
 
 
 def _contradictions(content: Json, cassette: Cassette) -> Iterator[Found]:

@@ -313,7 +313,6 @@ def secret_fields(schema: Any) -> list[Path]:
 
 
 def _referred(schema: Any, ref: Any) -> Any:
-    """Return the target of a `$ref` within the schema, or `None`."""
     try:
         return at_reference(schema, ref) if isinstance(ref, str) else None
     except LookupError:

@@ -4,7 +4,6 @@ case runs."""
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,15 +14,12 @@ from pydantic import ValidationError
 
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import Origin, yaml_file
+from roundgate.settings.problems import problems_of
 from roundgate_testing.suites import expecting, variables
 from roundgate_testing.suites.models import ACTIONS, AnswerRule, Expect, Save, Suite, SuiteStep
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 _SEE: Final = "see `roundgate docs testing`"
-_REMEDIES: Final = {
-    "missing": "add it",
-    "extra_forbidden": "remove it, or correct its spelling",
-}
 _PATTERNS: Final = ("result", "text", "tool_error", "rounds", "asked")
 _FIELDS: Final = frozenset().union(*ACTIONS.values())
 _STEP_FIELDS: Final = frozenset(ACTIONS) | _FIELDS
@@ -73,65 +69,17 @@ def load(path: Path) -> SuiteFile:
     origin = Origin(located)
     problems = [
         origin.at(*loc).problem(complaint, "quote it if it is a text")
-        for loc, complaint in _not_json(located.value, ())
+        for loc, complaint in yaml_file.not_json(located.value)
     ]
     if problems:  # the models would report the same values again
         raise ConfigError(problems)
     try:
         suite = Suite.model_validate(located.value)
     except ValidationError as error:
-        raise ConfigError(_unique(_invalid(error, origin))) from None
+        raise ConfigError(problems_of(error, Suite, origin, _SEE)) from None
     if problems := _unique(_checked(suite, origin)):
         raise ConfigError(problems)
     return SuiteFile(suite, origin)
-
-
-def _not_json(value: Any, loc: Loc) -> Iterator[tuple[Loc, str]]:
-    """Yield the location and the description of each key or value that is not valid in JSON."""
-    match value:
-        case dict():
-            for key, item in value.items():
-                if isinstance(key, bool):
-                    yield (
-                        (*loc, str(key)),
-                        (
-                            f"the key {str(key).lower()} (YAML's reading of yes, no, on or off) is not text"
-                        ),
-                    )
-                elif not isinstance(key, str):
-                    yield (*loc, str(key)), f"the key {key!r} is not text"
-                yield from _not_json(item, (*loc, str(key)))
-        case list():
-            for index, item in enumerate(value):
-                yield from _not_json(item, (*loc, index))
-        case float() if not math.isfinite(value):
-            yield loc, f"is {value}, which JSON does not have"
-        case None | bool() | int() | float() | str():
-            return
-        case _:
-            yield loc, f"is a {type(value).__name__}, which JSON does not have"
-
-
-def _invalid(error: ValidationError, origin: Origin) -> Iterator[Problem]:
-    for detail in error.errors(include_input=False, include_url=False):
-        place = origin.at(*_steps_in_file(detail["loc"], origin.located.value))
-        message = detail["msg"].removeprefix("Value error, ")
-        if detail["type"].startswith("union_tag"):
-            message = "has an unexpected type"
-        yield place.problem(message, _REMEDIES.get(detail["type"], _SEE))
-
-
-def _steps_in_file(loc: Loc, value: Any) -> Iterator[str | int]:
-    """Yield the steps of a pydantic location without the union tags that pydantic adds."""
-    for index, step in enumerate(loc):
-        is_there = (isinstance(value, Mapping) and step in value) or (
-            isinstance(value, list) and isinstance(step, int) and step < len(value)
-        )
-        if is_there:
-            value = value[step]
-        elif index < len(loc) - 1 or str(step).startswith("<"):
-            continue
-        yield step
 
 
 def _unique(problems: Iterable[Problem]) -> list[Problem]:

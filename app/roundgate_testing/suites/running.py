@@ -460,7 +460,6 @@ def _question(question: Question) -> dict[str, Any]:
 
 
 def _error(error: errors.ClientError) -> dict[str, Any]:
-    """Return the `error` member of an outcome for an error."""
     outcome: dict[str, Any] = {"kind": type(error).__name__, "message": error.on_command_line}
     match error:
         case errors.RpcError():

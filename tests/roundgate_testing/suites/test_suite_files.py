@@ -111,6 +111,13 @@ def test_what_is_wrong_is_said_where_it_is(tmp_path: Path, text: str, expected: 
     assert [line for line in told(tmp_path, text) if expected in line], told(tmp_path, text)
 
 
+def test_a_misspelt_member_is_told_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "suite.yaml"
+    file.write_text(f"{CASE}    cal: a\n")
+    with pytest.raises(ConfigError, match=r"did you mean call\?"):
+        suites.load(file)
+
+
 def test_a_schema_in_a_file_is_an_object_and_one_of_json_schema(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "odd.json").write_text('{"type": "nothing"}')

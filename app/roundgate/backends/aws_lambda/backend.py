@@ -241,7 +241,6 @@ def read_index(path: Path, config: LambdaBackendConfig) -> list[Any]:
 
 
 def _function_digest(config: LambdaBackendConfig) -> str:
-    """Return a digest of the function."""
     return json.digest([config.function, config.qualifier, config.region])
 
 
@@ -352,7 +351,6 @@ def _tool(description: Any, output_schemas: Sequence[str]) -> LambdaToolConfig:
 
 
 def _first(error: Exception) -> str:
-    """Return the first error on one line."""
     if isinstance(error, ValidationError):
         detail = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, detail["loc"]))

@@ -27,6 +27,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from roundgate import json
+from roundgate.backends.aws_lambda import messages
 from roundgate.backends.aws_lambda.config import (
     DurableConfig,
     LambdaBackendConfig,
@@ -41,19 +42,7 @@ from roundgate.backends.aws_lambda.invoking import (
     choose_target,
     target,
 )
-from roundgate.backends.aws_lambda.messages import (
-    RESPONSES,
-    answer_from_payload,
-    encode_payload,
-    encoded,
-    facts,
-    failure_from_payload,
-    fixed_secrets,
-    http_event,
-    line,
-    make_endpoint,
-    make_payload,
-)
+from roundgate.backends.aws_lambda.messages import facts
 from roundgate.backends.base import CallTool
 from roundgate.backends.config import JobConfig
 from roundgate.backends.exchange import (
@@ -107,8 +96,8 @@ class FunctionCalling(Struct, frozen=True):
             backend,
             choose_target(tool, backend),
             tool.timeout_s or backend.timeout_s,
-            AnswerRedactor.of_secrets(fixed_secrets(tool.http or tool.payload)),
-            None if tool.http is None else make_endpoint(tool, tool.http),
+            AnswerRedactor.of_secrets(messages.fixed_secrets(tool.http or tool.payload)),
+            None if tool.http is None else messages.make_endpoint(tool, tool.http),
             None if tool.output_schema is None else Schema.compile(tool.output_schema),
         )
 
@@ -153,8 +142,8 @@ class OneCall(Struct, frozen=True):
         if self.calling.endpoint is not None:
             outgoing = self.calling.endpoint.request(self.arguments)
             extra = self.facts() if self.calling.backend.client_context else {}
-            return http_event(outgoing, self.key, extra)
-        return make_payload(self.calling.tool.payload, self.arguments, self.facts())
+            return messages.http_event(outgoing, self.key, extra)
+        return messages.make_payload(self.calling.tool.payload, self.arguments, self.facts())
 
     async def say(self, payload: Any, exchange: int = 1) -> ServiceAnswer:
         """Send the nth payload of a dialogue to the tool's function; return the answer. `exchange`
@@ -199,15 +188,15 @@ class OneCall(Struct, frozen=True):
         *,
         is_repeatable: bool,
     ) -> ServiceAnswer:
-        data = encode_payload(payload, is_event=False)
-        context = encoded(extra) if self.calling.backend.client_context else None
+        data = messages.encode_payload(payload, is_event=False)
+        context = messages.encoded(extra) if self.calling.backend.client_context else None
         invocation = FunctionInvocation(where, data, context, is_repeatable=is_repeatable)
         invoked = await self._invoke(invocation)
         span.invoked(invoked.request_id, has_failed=invoked.has_failed)
         answer = self.calling.cleaned(invoked.payload)
         if invoked.has_failed:
-            raise failure_from_payload(answer, where)
-        return self.calling.redacted(answer_from_payload(answer))
+            raise messages.failure_from_payload(answer, where)
+        return self.calling.redacted(messages.answer_from_payload(answer))
 
     async def hand_over(self, execution_name: str | None = None) -> Invoked:
         """Start an asynchronous invocation, or a durable execution if it has a name."""
@@ -215,7 +204,7 @@ class OneCall(Struct, frozen=True):
         with self._span(self.calling.target, payload) as span:
             invocation = FunctionInvocation(
                 self.calling.target,
-                encode_payload(payload, is_event=True),
+                messages.encode_payload(payload, is_event=True),
                 is_event=True,
                 execution_name=execution_name,
                 is_repeatable=self.calling.tool.idempotent is True,
@@ -274,14 +263,14 @@ def _accepted(invoked: Invoked, taken_by: FunctionTarget) -> ToolResult:
 
 async def _dialogue(call: OneCall, context: Context) -> Kept:
     payload = call.payload()
-    if RESPONSES in payload:  # an argument must not pass for the user's answer
-        raise ToolError(f"{RESPONSES}: is reserved for the gateway; leave it out")
+    if messages.RESPONSES in payload:  # an argument must not pass for the user's answer
+        raise ToolError(f"{messages.RESPONSES}: is reserved for the gateway; leave it out")
 
     async def exchange(number: int, answering: Answering | None) -> Kept:
         sent = payload
         if answering is not None:
             responses = dict(answering.responses)
-            sent = {"payload": payload, RESPONSES: responses, "state": answering.state}
+            sent = {"payload": payload, messages.RESPONSES: responses, "state": answering.state}
         answer = await call.say(sent, number)
         envelope = _envelope(answer)
         return answer.kept() if envelope is None else asked(envelope)
@@ -372,7 +361,9 @@ def _execution(call: OneCall, durable: DurableConfig) -> AnsweredJob:
 
     async def result(values: Mapping[str, str]) -> ServiceAnswer:
         execution = await state(values)
-        return answer_from_payload(calling.cleaned(str(execution.get("Result") or "null").encode()))
+        return messages.answer_from_payload(
+            calling.cleaned(str(execution.get("Result") or "null").encode())
+        )
 
     async def stop(values: Mapping[str, str]) -> ServiceAnswer:
         try:
@@ -404,4 +395,4 @@ def _reason(execution: Mapping[str, Any]) -> str:
     """Return the type and message of a failure, without the stack."""
     error = execution.get("Error") or {}
     parts = [str(error[name]) for name in ("ErrorType", "ErrorMessage") if error.get(name)]
-    return line(": ".join(parts))
+    return messages.line(": ".join(parts))

@@ -199,7 +199,6 @@ class Bodies(Struct, frozen=True):
         return uri, {"type": "object", "properties": properties, "required": required}
 
     def _as_one(self, uri: str, schema: Any, body: Body, taken: set[str]) -> MadeBody:
-        """Return the body as one argument."""
         if body.kind == "json":
             converted, uses = self.schemas.convert(uri, schema)
             body_arguments = _whole(body, converted if isinstance(converted, dict) else {}, taken)

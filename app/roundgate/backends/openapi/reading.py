@@ -441,7 +441,6 @@ class _OperationArguments:
         return self._document.requests.dangling(frozenset(self._uses), here)
 
     def input_schema(self) -> dict[str, Any]:
-        """Return the tool's input schema."""
         definitions = self._document.requests.definitions(frozenset(self._uses))
         return {
             "type": "object",

@@ -21,17 +21,18 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from roundgate.backends.skills.frontmatter import parse_frontmatter
 from roundgate.errors import Inside
 from roundgate.protocol.skills import (
     MARKDOWN,
     MAX_BYTES,
     MAX_FILES,
+    NAME,
     SCHEME,
     SKILL_FILE,
     list_directories,
     media_type,
 )
+from roundgate.settings.frontmatter import read_frontmatter
 
 MAX_ENTRIES: Final = 20_000
 """The maximum number of files and folders, including those that are not served."""
@@ -39,7 +40,26 @@ MAX_TOTAL: Final = 64 * 1024 * 1024
 """The maximum size of all skills of a folder in bytes. The snapshot stays in memory."""
 MAX_DEPTH: Final = 32
 """The maximum depth of nested folders."""
+MAX_DESCRIPTION: Final = 1_024
+"""The maximum length of a description (Agent Skills specification, "description field")."""
 _SKIPPED: Final = frozenset({"__pycache__"})
+
+
+def parse_frontmatter(text: str) -> dict[str, Any]:
+    """Parse the frontmatter of a SKILL.md.
+
+    Raises:
+        ValueError: the frontmatter is missing, is not YAML, or lacks a valid name or description.
+    """
+    values = read_frontmatter(text)
+    name, description = values.get("name"), values.get("description")
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
+        raise ValueError(
+            f"has the name {str(name)[:80]!r}; a name has 1 to 64 of a-z, 0-9 and single hyphens inside"
+        )
+    if not isinstance(description, str) or not 0 < len(description.strip()) <= MAX_DESCRIPTION:
+        raise ValueError(f"has no description of 1 to {MAX_DESCRIPTION:,} characters")
+    return values
 
 
 class FolderFile(Struct, frozen=True):

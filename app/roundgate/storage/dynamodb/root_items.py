@@ -30,6 +30,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from roundgate.protocol import TERMINAL, Status
+from roundgate.storage import tasks
 from roundgate.storage.dynamodb.journal import (
     Chunk,
     JournalLog,
@@ -49,19 +50,6 @@ from roundgate.storage.dynamodb.table import (
     Row,
     load,
     row_names,
-)
-from roundgate.storage.tasks import (
-    FORGET_AFTER_MS,
-    Drop,
-    Ending,
-    Mark,
-    OpenTask,
-    Put,
-    RecordChange,
-    RecordPart,
-    TaskRecord,
-    TaskRef,
-    Work,
 )
 
 SHARDS: Final = 8
@@ -91,7 +79,7 @@ _USUAL: Final[Mapping[str, Any]] = MappingProxyType(
     }
 )
 """The values that are omitted."""
-_FIELDS: Final = tuple(n for n in TaskRecord.__struct_fields__ if n not in _NOT_KEPT)
+_FIELDS: Final = tuple(n for n in tasks.TaskRecord.__struct_fields__ if n not in _NOT_KEPT)
 
 _DAY_S: Final = 86_400
 
@@ -132,7 +120,7 @@ def _attribute(name: str, value: Any) -> Any:
             return value
 
 
-def _indexed(record: TaskRecord, shard: str) -> dict[str, Any]:
+def _indexed(record: tasks.TaskRecord, shard: str) -> dict[str, Any]:
     """Return the attributes that determine the indexes of a record."""
     is_looked_for = not record.is_open and record.shown_status in LOOKED_FOR
     return {
@@ -142,7 +130,9 @@ def _indexed(record: TaskRecord, shard: str) -> dict[str, Any]:
     }
 
 
-def new_root_item(record: TaskRecord, puts: Sequence[Put], draft: Draft, shards: int) -> Row:
+def new_root_item(
+    record: tasks.TaskRecord, puts: Sequence[tasks.Put], draft: Draft, shards: int
+) -> Row:
     """Return the root item of a new task, and add values that do not fit to the draft."""
     row: Row = {"pk": partition_key(record.ref), "sk": ROOT, "ttl": ttl_seconds(record.expires_ms)}
     row |= {name: _attribute(name, getattr(record, name)) for name in _FIELDS}
@@ -150,18 +140,18 @@ def new_root_item(record: TaskRecord, puts: Sequence[Put], draft: Draft, shards:
     row["outcome"] = _outcome(puts, draft)
     if not record.keeps_work:
         return row
-    (call,), (state,) = _values(puts, RecordPart.CALL), _values(puts, RecordPart.STATE)
+    (call,), (state,) = _values(puts, tasks.RecordPart.CALL), _values(puts, tasks.RecordPart.STATE)
     row |= {"call": draft.spill_if_large("2", call), "state": draft.spill_if_large("2", state)}
-    journal, _ = _journal_anew(_values(puts, RecordPart.JOURNAL), draft)
+    journal, _ = _journal_anew(_values(puts, tasks.RecordPart.JOURNAL), draft)
     return {**row, **journal, "answers": {}, "answered": 0}
 
 
-def _outcome(puts: Sequence[Put], draft: Draft) -> Kept | None:
-    outcomes = _values(puts, RecordPart.OUTCOME)
+def _outcome(puts: Sequence[tasks.Put], draft: Draft) -> Kept | None:
+    outcomes = _values(puts, tasks.RecordPart.OUTCOME)
     return draft.spill_if_large("1", outcomes[0]) if outcomes else None
 
 
-def _values(puts: Sequence[Put], part: RecordPart) -> list[bytes]:
+def _values(puts: Sequence[tasks.Put], part: tasks.RecordPart) -> list[bytes]:
     return [put.value for put in puts if put.part is part]
 
 
@@ -176,7 +166,7 @@ def _journal_anew(entries: Sequence[bytes], draft: Draft) -> tuple[dict[str, Any
 # A change of a root item
 
 
-def step(change: RecordChange, draft: Draft) -> Step:
+def step(change: tasks.RecordChange, draft: Draft) -> Step:
     """Return the changes of a root item, and add values that do not fit to the draft."""
     notes, after = change.before.notes, change.record()
     root = notes.root
@@ -209,7 +199,7 @@ def _is_news(root: Row, name: str, value: Any) -> bool:
 
 
 def _shown(
-    root: Row, puts: Sequence[Put], drops: Sequence[Drop], draft: Draft
+    root: Row, puts: Sequence[tasks.Put], drops: Sequence[tasks.Drop], draft: Draft
 ) -> tuple[dict[str, Any], list[Kept]]:
     """Return the new values that a client sees, by name, and the stored values to delete."""
     outcome = _outcome(puts, draft)
@@ -218,7 +208,7 @@ def _shown(
     remaining = {
         key: request
         for key, request in before.items()
-        if not _is_dropped(drops, RecordPart.REQUEST, key)
+        if not _is_dropped(drops, tasks.RecordPart.REQUEST, key)
     }
     requests = remaining | _asked(puts, draft)
     if requests != before:
@@ -226,33 +216,35 @@ def _shown(
     return sets, [question["b"] for key, question in before.items() if key not in remaining]
 
 
-def _asked(puts: Sequence[Put], draft: Draft) -> dict[str, Any]:
-    values = {put.name: put.value for put in puts if put.part is RecordPart.REQUEST}
+def _asked(puts: Sequence[tasks.Put], draft: Draft) -> dict[str, Any]:
+    values = {put.name: put.value for put in puts if put.part is tasks.RecordPart.REQUEST}
     stored = enumerate(draft.keep_each("1", values, ROOM))
     return {key: {"n": place, "b": value} for place, (key, value) in stored}
 
 
-def _is_dropped(drops: Sequence[Drop], part: RecordPart, name: str | None = None) -> bool:
+def _is_dropped(
+    drops: Sequence[tasks.Drop], part: tasks.RecordPart, name: str | None = None
+) -> bool:
     return any(drop.part is part and drop.name in (None, name) for drop in drops)
 
 
 def _worked(
-    notes: Notes, change: RecordChange, sets: Mapping[str, Any], draft: Draft
+    notes: Notes, change: tasks.RecordChange, sets: Mapping[str, Any], draft: Draft
 ) -> tuple[dict[str, Any], JournalLog, JournalLog, list[Kept]]:
     """Return the changes of the values that a worker needs, their logs, and the values that they
     replace."""
-    root, entries = notes.root, _values(change.puts, RecordPart.JOURNAL)
+    root, entries = notes.root, _values(change.puts, tasks.RecordPart.JOURNAL)
     worked: dict[str, Any] = {}
     superseded: list[Kept] = []
-    for name, part in (("call", RecordPart.CALL), ("state", RecordPart.STATE)):
+    for name, part in (("call", tasks.RecordPart.CALL), ("state", tasks.RecordPart.STATE)):
         for value in _values(change.puts, part):
             worked[name] = draft.spill_if_large("2", value)
             superseded.append(root.get(name, b""))
     answers, settled = _answered(notes, change, draft)
     worked |= answers
-    if _is_dropped(change.drops, RecordPart.ANSWER):
+    if _is_dropped(change.drops, tasks.RecordPart.ANSWER):
         superseded += [*root["answers"].values(), *root.get("settled", [])]
-    if _is_dropped(change.drops, RecordPart.JOURNAL):
+    if _is_dropped(change.drops, tasks.RecordPart.JOURNAL):
         anew, journal = _journal_anew(entries, draft)
         return {**worked, **anew}, journal, settled, [*superseded, *root["chunks"]]
     rest = {**root, **sets, **worked, "chunks": notes.journal.refs}
@@ -267,19 +259,19 @@ def _worked(
 
 
 def _answered(
-    notes: Notes, change: RecordChange, draft: Draft
+    notes: Notes, change: tasks.RecordChange, draft: Draft
 ) -> tuple[dict[str, Any], JournalLog]:
     """Return the changes of the answers. A worker that adds entries moves large answers out of the
     root item, because it would pay for them at each checkpoint."""
-    if _is_dropped(change.drops, RecordPart.ANSWER):
+    if _is_dropped(change.drops, tasks.RecordPart.ANSWER):
         return {"answers": {}, "answered": 0, "settled": None}, JournalLog()
     answers, size = notes.root["answers"], notes.root["answered"]
-    new = {put.name: put.value for put in change.puts if put.part is RecordPart.ANSWER}
+    new = {put.name: put.value for put in change.puts if put.part is tasks.RecordPart.ANSWER}
     if new:
         stored = dict(draft.keep_each("2", new, ROOM - size))
         inside = sum(len(value) for value in stored.values() if isinstance(value, bytes))
         return {"answers": {**answers, **stored}, "answered": size + inside}, notes.settled
-    if size < SETTLED or not any(put.part is RecordPart.JOURNAL for put in change.puts):
+    if size < SETTLED or not any(put.part is tasks.RecordPart.JOURNAL for put in change.puts):
         return {}, notes.settled
     small = {key: value for key, value in answers.items() if isinstance(value, bytes)}
     spilled = {key: value for key, value in answers.items() if key not in small}
@@ -328,7 +320,7 @@ def refs_shown(root: Row) -> list[Kept]:
 
 def make_record(
     root: Row, rows: Mapping[str, Row] | None = None, before: Notes | None = None
-) -> TaskRecord:
+) -> tasks.TaskRecord:
     """Return a root item as a record. With `rows`, the record has the values that a client sees."""
     values = {name: root[name] for name in _FIELDS if name in root}
     values |= {name: bool(root[name]) for name in _USUAL if _USUAL[name] is False and name in root}
@@ -337,15 +329,15 @@ def make_record(
         values["requests"] = {key: load(question["b"], rows) for key, question in questions}
     if rows is not None and "outcome" in root:
         values["outcome"] = load(root["outcome"], rows)
-    return TaskRecord(
+    return tasks.TaskRecord(
         **{
             "status_message": None,
             **values,
-            "ref": TaskRef.parse(root["pk"].removeprefix("T#")),
+            "ref": tasks.TaskRef.parse(root["pk"].removeprefix("T#")),
             "status": Status(root["status"]),
-            "ending": Ending(root["ending"]) if "ending" in root else None,
+            "ending": tasks.Ending(root["ending"]) if "ending" in root else None,
             "failed_steps": tuple(root.get("failed_steps", ())),
-            "events": tuple(map(Mark.parse, root.get("events", ()))),
+            "events": tuple(map(tasks.Mark.parse, root.get("events", ()))),
             "asked": tuple(key for key, _ in questions),
             "version": root["version"],
             "notes": make_notes(root, rows or {}, before),
@@ -353,7 +345,7 @@ def make_record(
     )
 
 
-def make_work(root: Row, rows: Mapping[str, Row]) -> Work | None:
+def make_work(root: Row, rows: Mapping[str, Row]) -> tasks.Work | None:
     """Return the values that a worker needs from a root item and its rows; `None` if the item no
     longer holds them."""
     if "call" not in root:
@@ -363,27 +355,27 @@ def make_work(root: Row, rows: Mapping[str, Row]) -> Work | None:
     settled = [part for ref in root.get("settled", ()) for part in unpacked(load(ref, rows))]
     older = {key.decode(): value for key, value in zip(settled[::2], settled[1::2], strict=True)}
     answers = older | {key: load(value, rows) for key, value in root["answers"].items()}
-    return Work(
+    return tasks.Work(
         load(root["call"], rows), [*entries, *root["tail"]], load(root["state"], rows), answers
     )
 
 
-def make_open_task(row: Row) -> OpenTask:
+def make_open_task(row: Row) -> tasks.OpenTask:
     """Return a row of the index as an `OpenTask`."""
     facts = {name: row[name] for name in ("tool", "created_ms", "expires_ms", "due_ms")}
-    ref = TaskRef.parse(row["pk"].removeprefix("T#"))
+    ref = tasks.TaskRef.parse(row["pk"].removeprefix("T#"))
     swept = {"resends": row.get("resends", 0), "unsent": bool(row.get("unsent", 0))}
-    return OpenTask(ref=ref, status=Status(row["status"]), **facts, **swept)
+    return tasks.OpenTask(ref=ref, status=Status(row["status"]), **facts, **swept)
 
 
-def partition_key(ref: TaskRef) -> str:
+def partition_key(ref: tasks.TaskRef) -> str:
     """Return the partition key of a task."""
     return f"T#{ref}"
 
 
 def ttl_seconds(expires_ms: int) -> int:
     """Return when DynamoDB may delete a task, in seconds since the epoch."""
-    return -(-expires_ms // 1000) + FORGET_AFTER_MS // 1000
+    return -(-expires_ms // 1000) + tasks.FORGET_AFTER_MS // 1000
 
 
 def value_ttl_seconds(expires_ms: int) -> int:
@@ -392,5 +384,5 @@ def value_ttl_seconds(expires_ms: int) -> int:
     return -(-ttl_seconds(expires_ms) // _DAY_S) * _DAY_S
 
 
-def _shard(ref: TaskRef, shards: int) -> str:
+def _shard(ref: tasks.TaskRef, shards: int) -> str:
     return str(zlib.crc32(ref.id.encode()) % shards)

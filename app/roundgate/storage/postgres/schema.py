@@ -108,5 +108,4 @@ async def _version(connection: Any, scripts: Sequence[str]) -> tuple[int, str]:
 
 
 def _tables_id(scripts: Sequence[str]) -> int:
-    """Return a number that identifies the tables of some scripts."""
     return crc32("".join(scripts).encode())

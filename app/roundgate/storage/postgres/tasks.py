@@ -9,22 +9,8 @@ from msgspec.structs import replace
 
 from roundgate.protocol import Status
 from roundgate.storage import columns as sql
+from roundgate.storage import tasks
 from roundgate.storage.postgres.database import PostgresDatabase, deletion
-from roundgate.storage.tasks import (
-    ANY,
-    FORGET_AFTER_MS,
-    SHARD_AT_MOST_MS,
-    Drop,
-    Found,
-    Lost,
-    OpenTask,
-    Put,
-    RecordChange,
-    TaskRecord,
-    TaskRef,
-    Wanted,
-    Work,
-)
 
 SHARDS: Final = 8
 """The number of parts of the index of due tasks, fixed by `tasks_by_due`."""
@@ -68,24 +54,24 @@ class PostgresTasks:
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
 
-    async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
+    async def insert(self, record: tasks.TaskRecord, puts: Sequence[tasks.Put]) -> bool:
         facts = [record.ref.owner, record.ref.id]
         facts += [sql.column(getattr(record, name)) for name in sql.FIELDS]
         return await self._write(_INSERT, facts, puts, ())
 
-    async def read(self, ref: TaskRef) -> TaskRecord | None:
+    async def read(self, ref: tasks.TaskRef) -> tasks.TaskRecord | None:
         record, values = await self._read(ref, _SHOWN_KIND)
         if record is None or record.status is Status.INPUT_REQUIRED:
             return record and replace(record, requests={name: part for _, name, part in values})
         return replace(record, outcome=values[0][2]) if values else record
 
-    async def head(self, ref: TaskRef) -> TaskRecord | None:
+    async def head(self, ref: tasks.TaskRef) -> tasks.TaskRecord | None:
         rows = await self._database.fetch(_HEAD, ref.owner, ref.id)
         return sql.record_from_row(rows[0]) if rows else None
 
     async def heads(
-        self, refs: Sequence[TaskRef], *, may_lag: bool = False
-    ) -> Mapping[TaskRef, TaskRecord]:
+        self, refs: Sequence[tasks.TaskRef], *, may_lag: bool = False
+    ) -> Mapping[tasks.TaskRef, tasks.TaskRecord]:
         """Return many records, as `TaskStore.heads` does, always up to date."""
         pairs = "(select * from unnest($1::text[], $2::text[]))"
         select = f"select {sql.HEAD} from roundgate.tasks where (owner, id) in {pairs}"
@@ -93,13 +79,15 @@ class PostgresTasks:
         records = map(sql.record_from_row, await self._database.fetch(select, owners, ids))
         return {record.ref: record for record in records}
 
-    async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
+    async def read_work(
+        self, ref: tasks.TaskRef
+    ) -> tuple[tasks.TaskRecord | None, tasks.Work | None]:
         """Return a record and its work, as `TaskStore.read_work` does. The database keeps the work
         of every task."""
         record, values = await self._read(ref, f"in {sql.FOR_WORK}")
         return record, None if record is None else sql.work_from_values(values)
 
-    async def swap(self, change: RecordChange) -> TaskRecord | Lost:
+    async def swap(self, change: tasks.RecordChange) -> tasks.TaskRecord | tasks.Lost:
         ref, version = change.before.ref, change.before.version
         columns = {name: sql.column(value) for name, value in change.changes.items()}
         changes = "".join(f", {name} = ${n}" for n, name in enumerate(columns, 4))
@@ -108,12 +96,12 @@ class PostgresTasks:
             " where owner = $1 and id = $2 and version = $3 returning n)"
         )
         facts = [ref.owner, ref.id, version, *columns.values()]
-        replaced = [Drop(put.part) for put in change.puts if put.part in sql.REPLACED]
+        replaced = [tasks.Drop(put.part) for put in change.puts if put.part in sql.REPLACED]
         if await self._write(update, facts, change.puts, [*change.drops, *replaced]):
             return change.record(version=version + 1)
-        return Lost(await self.head(ref))
+        return tasks.Lost(await self.head(ref))
 
-    async def delete(self, record: TaskRecord) -> bool:
+    async def delete(self, record: tasks.TaskRecord) -> bool:
         delete = (
             "delete from roundgate.tasks where owner = $1 and id = $2 and version = $3 returning n"
         )
@@ -126,7 +114,7 @@ class PostgresTasks:
 
     async def scan(
         self, until_ms: int | None, limit: int, shard: int | None = None
-    ) -> Sequence[OpenTask]:
+    ) -> Sequence[tasks.OpenTask]:
         """Return due tasks, as `TaskStore.scan` does. The result is exact."""
         select = (
             f"select {sql.OPEN_TASK} from generate_series($3::int, $4::int) as shard, lateral ("
@@ -144,8 +132,8 @@ class PostgresTasks:
         return len(await self._database.fetch(select, owner, up_to))
 
     async def find(
-        self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
-    ) -> Found:
+        self, wanted: tasks.Wanted = tasks.ANY, limit: int = 100, cursor: str | None = None
+    ) -> tasks.Found:
         """Search tasks, as `TaskStore.find` does, the newest first. The cursor is the number of the
         last row."""
         conditions = {
@@ -165,10 +153,10 @@ class PostgresTasks:
         )
         rows = await self._database.fetch(select, limit, *filters.values())
         records = [sql.record_from_row(row) for row in rows]
-        return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
+        return tasks.Found(records, str(rows[-1][0]) if len(rows) == limit else None)
 
     async def forget(self, now_ms: int) -> int:
-        old = await self._database.fetch_once(_FORGET, now_ms - FORGET_AFTER_MS + 1)
+        old = await self._database.fetch_once(_FORGET, now_ms - tasks.FORGET_AFTER_MS + 1)
         return len(old or await self._database.fetch_once(_FORGET_HIDDEN, now_ms + 1))
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
@@ -178,7 +166,7 @@ class PostgresTasks:
             " where held.until_ms <= $4 or held.until_ms > $5 or held.sweeper = excluded.sweeper"
             " returning shard"
         )
-        facts = (shard, sweeper, until_ms, now_ms, now_ms + SHARD_AT_MOST_MS)
+        facts = (shard, sweeper, until_ms, now_ms, now_ms + tasks.SHARD_AT_MOST_MS)
         return bool(await self._database.fetch(statement, *facts))
 
     async def tell_time(self, report: bytes) -> bytes | None:
@@ -193,8 +181,8 @@ class PostgresTasks:
         await self._database.aclose()
 
     async def _read(
-        self, ref: TaskRef, kinds: str
-    ) -> tuple[TaskRecord | None, list[tuple[str, str, bytes]]]:
+        self, ref: tasks.TaskRef, kinds: str
+    ) -> tuple[tasks.TaskRecord | None, list[tuple[str, str, bytes]]]:
         """Return a record and its values of some kinds (part, name and value), as of one moment."""
         rows = await self._database.fetch(_READ.format(kinds), ref.owner, ref.id)
         if not rows:
@@ -204,7 +192,11 @@ class PostgresTasks:
         return sql.record_from_row(head), list(zip(of_kinds or (), names, parts or (), strict=True))
 
     async def _write(
-        self, statement: str, facts: list[Any], puts: Sequence[Put], drops: Sequence[Drop]
+        self,
+        statement: str,
+        facts: list[Any],
+        puts: Sequence[tasks.Put],
+        drops: Sequence[tasks.Drop],
     ) -> bool:
         """Run a statement whose `written` has the written row, and write the row's values too.
         Return whether there was a row."""

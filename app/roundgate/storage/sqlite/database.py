@@ -427,7 +427,6 @@ def _version(db: sqlite3.Connection, path: Path, scripts: Sequence[str]) -> int:
 
 
 def _tables_id(scripts: Sequence[str]) -> int:
-    """Return a number for the tables that scripts make."""
     return crc32("".join(scripts).encode()) & 0x7FFF_FFFF
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 SWEEP_EVERY_MS: Final = 60_000
+_PUT: Final = """insert into sessions (key, value, version, forget_ms) values (?, ?, 1, ?)
+on conflict (key) do update set value = excluded.value, version = version + 1, forget_ms = excluded.forget_ms"""
 
 
 class SqliteSessions:
@@ -29,11 +31,7 @@ class SqliteSessions:
 
         def write(db: sqlite3.Connection) -> bool:
             self._sweep(db, now_ms)
-            insert = "insert into sessions (key, value, version, forget_ms) values (?, ?, 1, ?)"
-            # An expired row counts as absent.
-            is_old = "sessions.forget_ms < ?"
-            over = "value = excluded.value, version = version + 1, forget_ms = excluded.forget_ms"
-            statement = f"{insert} on conflict (key) do update set {over} where {is_old}"
+            statement = f"{_PUT} where sessions.forget_ms < ?"  # an expired row counts as absent
             return db.execute(statement, (key, value, forget_ms, now_ms)).rowcount == 1
 
         return await self._database.write(write)
@@ -52,9 +50,7 @@ class SqliteSessions:
 
         def write(db: sqlite3.Connection) -> int:
             self._sweep(db, now_ms)
-            insert = "insert into sessions (key, value, version, forget_ms) values (?, ?, 1, ?)"
-            over = "value = excluded.value, version = version + 1, forget_ms = excluded.forget_ms"
-            statement = f"{insert} on conflict (key) do update set {over} returning version"
+            statement = f"{_PUT} returning version"
             version: int = db.execute(statement, (key, value, forget_ms)).fetchone()[0]
             return version
 

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.backends.skills import folder as skills_folder
-from roundgate.backends.skills.folder import read_skills
-from roundgate.backends.skills.frontmatter import parse_frontmatter
+from roundgate.backends.skills.folder import parse_frontmatter, read_skills
 from roundgate.client import Client as LibraryClient
 from roundgate.errors import ClientError, ConfigError, RpcError
 from roundgate.protocol.skills import MAX_BYTES, MAX_FILES
