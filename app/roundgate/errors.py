@@ -308,7 +308,7 @@ _MAX_REASON: Final = 200
 
 class AuthError(GatewayError):
     """The caller is unknown or not allowed. `error` is the code of RFC 6750, `None` if the request
-    has no token. `reason` names the failed check for the log."""
+    has no token. `reason` names the failed check for the log, `kind` for metrics."""
 
     status = 401
 
@@ -318,10 +318,12 @@ class AuthError(GatewayError):
         message: str,
         scopes: Sequence[str] = (),
         *,
+        kind: str | None = None,
         reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.error = error
+        self.kind = kind or (error or "no token").replace("_", " ")
         self.scopes = scopes
         self.reason = None if reason is None else reason[:_MAX_REASON]
 

@@ -47,7 +47,7 @@ from roundgate.http import (
     nothing_at,
     public_origins,
 )
-from roundgate.http.protected import make_resources, make_verifiers
+from roundgate.http.protected import make_keys, make_resources, make_verifiers
 from roundgate.http.replica import Replica
 from roundgate.observability import tracing
 from roundgate.runtime import checks
@@ -107,10 +107,11 @@ def build_app(
 
         exposition.set_up(file.config.server.name)
     core = build_core(file, using, clock, stores, loaded=loaded)
-    replica = Replica(file, using, clock, core, owns_process=owns_process)
+    keys = make_keys(file.config, clock) if verifier is None else None
+    replica = Replica(file, using, clock, core, keys, owns_process=owns_process)
     resources = make_resources(file, using, core.serving)
     verifiers = (
-        make_verifiers(resources, file.config, clock)
+        make_verifiers(resources, file.config, keys)
         if verifier is None
         else dict.fromkeys(file.config.endpoints.values(), verifier)
     )

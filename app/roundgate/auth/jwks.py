@@ -29,7 +29,8 @@ TIMEOUT_S: Final = 5
 
 
 class KeysUnavailable(Inside):
-    """The issuer's keys have never been read, so no caller can be verified."""
+    """The issuer's keys have never been read, or lack a key and cannot be read again, so a caller
+    cannot be verified."""
 
 
 @dataclass(slots=True)
@@ -40,6 +41,8 @@ class KeySet:
     clock: Clock
     fetch: Fetch = field(default_factory=lambda: fetch)
     timeout_s: float = TIMEOUT_S
+    trouble: str | None = None
+    """The reason why the last read failed; `None` if it succeeded."""
     _keys: Mapping[str, PyJWK] = field(default_factory=dict)
     _read_ms: float | None = None
     _asked_ms: float | None = None
@@ -49,15 +52,23 @@ class KeySet:
         """Return the key with an id, or `None` if the issuer has none.
 
         Raises:
-            KeysUnavailable: the keys have never been read.
+            KeysUnavailable: the keys have never been read, or the last read failed, so the issuer
+                may have the key.
         """
         is_known = kid in self._keys
         # while one call reads the keys, others use the stale keys, so a slow issuer delays one call
         if not is_known or (self._age_ms(self._read_ms) > FRESH_MS and not self._lock.locked()):
             await self._refresh()
-        if self._read_ms is None:
+        key = self._keys.get(kid)
+        if self._read_ms is None or (key is None and self.trouble is not None):
             raise KeysUnavailable
-        return self._keys.get(kid)
+        return key
+
+    async def are_read(self) -> bool:
+        """Return whether the keys have been read, now or earlier."""
+        if self._read_ms is None:
+            await self._refresh()
+        return self._read_ms is not None
 
     async def _refresh(self) -> None:
         async with self._lock:
@@ -68,9 +79,10 @@ class KeySet:
                 # httpx's timeout applies to each read, and a server could send single bytes
                 async with asyncio.timeout(self.timeout_s):
                     self._keys = _parse(await self.fetch(self.url))
-                self._read_ms = self.clock.monotonic_ms()
+                self._read_ms, self.trouble = self.clock.monotonic_ms(), None
             except Exception as error:  # on any error the earlier keys stay in use
                 reason = str(error)[:200] or type(error).__name__
+                self.trouble = f"The issuer's keys cannot be read from {self.url}: {reason}"
                 log.warning(
                     "JWKS could not be read", extra={"fields": {"url": self.url, "reason": reason}}
                 )

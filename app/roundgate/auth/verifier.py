@@ -54,7 +54,7 @@ class JwtVerifier(Struct, frozen=True):
         """Return a remembered token, unless the issuer has withdrawn or replaced its key, or one of
         its dates may not hold now."""
         verified = self.verified.get(digest)
-        if verified is None or await self.keys.key(verified.kid) is not verified.key:
+        if verified is None or await self._key(verified.kid) is not verified.key:
             return None
         return verified if verified.holds_at(self.keys.clock.now_ms()) else None
 
@@ -64,14 +64,15 @@ class JwtVerifier(Struct, frozen=True):
             header = jwt.get_unverified_header(token)
             _check_type(header)
             kid: Any = header.get("kid")
-            key = await self.keys.key(kid) if isinstance(kid, str) else None
+            key = await self._key(kid) if isinstance(kid, str) else None
         except (PyJWTError, RecursionError) as error:
-            raise _invalid("The token is not a JWT", reason=type(error).__name__) from None
-        except KeysUnavailable:
-            raise Unavailable("The issuer's keys cannot be read; try again soon") from None
+            raise _invalid(
+                "The token is not a JWT", kind="malformed", reason=type(error).__name__
+            ) from None
         if key is None:
             raise _invalid(
                 "The token is signed with a key that its issuer does not have",
+                kind="unknown key",
                 reason=f"kid is {kid!r}",
             )
         from_ms = self.keys.clock.now_ms()
@@ -80,6 +81,14 @@ class JwtVerifier(Struct, frozen=True):
         verified = VerifiedToken(principal, kid, key, len(token), from_ms, until_ms)
         self.verified.add(digest, verified)
         return verified
+
+    async def _key(self, kid: str) -> jwt.PyJWK | None:
+        """Return the key with an id, or `None` if the issuer has none. Raise Unavailable if its keys
+        cannot be read."""
+        try:
+            return await self.keys.key(kid)
+        except KeysUnavailable:
+            raise Unavailable("The issuer's keys cannot be read; try again soon") from None
 
     def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
         try:
@@ -91,7 +100,7 @@ class JwtVerifier(Struct, frozen=True):
                 options={"require": ["exp", "iss", "sub"], "verify_aud": False},
             )
         except ExpiredSignatureError:
-            raise _invalid("The token has expired", reason="exp is past") from None
+            raise _invalid("The token has expired", kind="expired", reason="exp is past") from None
         except (
             PyJWTError,
             TypeError,
@@ -110,6 +119,7 @@ class JwtVerifier(Struct, frozen=True):
         if claims["iss"] != self.config.issuer:
             raise _invalid(
                 f"The token is from another issuer; get one from {self.config.issuer}",
+                kind="issuer",
                 reason=f"iss is {claims['iss']!r}",
             )
         if "aud" not in claims:
@@ -117,6 +127,7 @@ class JwtVerifier(Struct, frozen=True):
             if client_id not in self.config.clients:
                 raise _invalid(
                     f"The token names no audience; request one for {self.audience}",
+                    kind="audience",
                     reason=f"no aud, and client {client_id!r} is not in auth.clients",
                 )
             return
@@ -125,6 +136,7 @@ class JwtVerifier(Struct, frozen=True):
         if not isinstance(audiences, list) or self.audience not in audiences:
             raise _invalid(
                 f"The token is for another audience; request one for {self.audience}",
+                kind="audience",
                 reason=f"aud is {audience!r}",
             )
 
@@ -135,7 +147,8 @@ def _check_type(header: Mapping[str, Any]) -> None:
     kind = header.get("typ")
     if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
         reason = "has crit" if "crit" in header else f"typ is {kind!r}"
-        raise _invalid("The token is not an access token (typ at+jwt or JWT)", reason=reason)
+        message = "The token is not an access token (typ at+jwt or JWT)"
+        raise _invalid(message, kind="malformed", reason=reason)
 
 
 def _bearer(authorization: bytes | None) -> str:
@@ -150,8 +163,8 @@ def _bearer(authorization: bytes | None) -> str:
     return token.strip()
 
 
-def _invalid(message: str, reason: str = "") -> Unauthenticated:
-    return Unauthenticated("invalid_token", message, reason=reason)
+def _invalid(message: str, *, kind: str = "invalid", reason: str = "") -> Unauthenticated:
+    return Unauthenticated("invalid_token", message, kind=kind, reason=reason)
 
 
 def client_of(claims: Mapping[str, Any]) -> Any:

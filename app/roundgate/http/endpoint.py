@@ -160,7 +160,7 @@ class McpEndpoint:
                 with methods.use:
                     answer = await now.serve(context)
             except GatewayError as error:
-                span.end(error.outcome, _code(error, exchange), str(error))
+                _end(span, error, exchange)
                 raise
             finally:
                 CORRELATION.reset(token)
@@ -185,7 +185,7 @@ class McpEndpoint:
         with self._span(
             methods, TracedMessage(message.id, message.method), trace, exchange
         ) as span:
-            span.end("error", _code(error, exchange), str(error))
+            _end(span, error, exchange)
 
     def _span(
         self,
@@ -262,6 +262,10 @@ async def _send_until_late(messages: AsyncIterator[bytes | None], exchange: Exch
             raise
 
 
-def _code(error: GatewayError, exchange: Exchange) -> int:
-    """Return the JSON-RPC code of the error that the client gets."""
-    return REFUSED if isinstance(error, AuthError) else exchange.revision.look_up(error).code
+def _end(span: Span, error: GatewayError, exchange: Exchange) -> None:
+    """Record the error that the client gets."""
+    if isinstance(error, AuthError):
+        span.end(error.outcome, REFUSED, str(error), error.status)
+    else:
+        wire = exchange.revision.look_up(error)
+        span.end(error.outcome, wire.code, str(error), wire.status)

@@ -8,7 +8,7 @@ WWW-Authenticate: Bearer error="invalid_token", error_description="…", scope="
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from pydantic import BaseModel
@@ -19,6 +19,9 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import AuthError, InsufficientScope
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig, Settings
+
+if TYPE_CHECKING:  # loaded only if tokens are verified
+    from roundgate.auth.jwks import KeySet
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 
@@ -128,8 +131,17 @@ def _view_auth(
     return auth.model_copy(update=changed)
 
 
+def make_keys(config: GatewayConfig, clock: Clock) -> KeySet | None:
+    """Return the keys of the issuer, which all views share; `None` if no token is verified."""
+    if not isinstance(config.auth, JwtAuthConfig):
+        return None
+    from roundgate.auth.jwks import KeySet
+
+    return KeySet(config.auth.jwks_url, clock)
+
+
 def make_verifiers(
-    resources: Mapping[str, ProtectedResource], config: GatewayConfig, clock: Clock
+    resources: Mapping[str, ProtectedResource], config: GatewayConfig, keys: KeySet | None
 ) -> dict[str, Verifier]:
     """Return the verifier of each view. Unless `auth.audience` is set, a token is valid for one
     view."""
@@ -144,14 +156,11 @@ def make_verifiers(
             for view, resource in resources.items()
             if isinstance(resource.config, AuthorizerConfig)
         }
-    from roundgate.auth.jwks import KeySet
     from roundgate.auth.verifier import JwtVerifier
 
-    keys_of_issuer = KeySet(auth.jwks_url, clock)
+    assert keys is not None, "`make_keys` makes them for this configuration"
     return {
-        view: JwtVerifier(
-            resource.config, resource.config.audience or resource.resource, keys_of_issuer
-        )
+        view: JwtVerifier(resource.config, resource.config.audience or resource.resource, keys)
         for view, resource in resources.items()
         if isinstance(resource.config, JwtAuthConfig)
     }

@@ -3,9 +3,14 @@
 `/healthz` answers while the event loop runs, so a failure means that the process must be restarted.
 `/readyz` also fails for reasons that a restart does not remove:
 
-    draining              SIGTERM has come; the process serves for `GATEWAY_DRAIN_S` seconds more
-    store unreachable     the store did not answer within `CHECK_S` seconds
+    draining              SIGTERM has come; the process stops within `GATEWAY_DRAIN_S` seconds
     audit log unwritable  calls are refused (`audit.on_failure: refuse`)
+    keys never read       the issuer's keys could not be read, so every caller gets 503
+    store unreachable     the store did not answer within `CHECK_S` seconds
+                          (`http.ready_needs_store`)
+
+All replicas share the store, so by default its outage takes none out: calls that need no store go
+on.
 
 Nothing listens before the back ends are loaded, so a probe of a starting process fails to connect.
 """
@@ -15,10 +20,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from roundgate.errors import Unavailable
 from roundgate.storage import SessionStore
+
+if TYPE_CHECKING:  # loaded only if tokens are verified
+    from roundgate.auth.jwks import KeySet
 
 CHECK_S: Final = 3.0
 """Seconds in which the store must answer. Probes should wait longer, such as 5 s."""
@@ -34,23 +42,31 @@ class ReadinessStatus(StrEnum):
 
     READY = "ready"
     DRAINING = "draining"
-    STORE_UNREACHABLE = "store unreachable"
     AUDIT_UNWRITABLE = "audit log unwritable"
+    KEYS_UNREAD = "keys never read"
+    STORE_UNREACHABLE = "store unreachable"
 
 
 class Readiness:
     """The readiness of this process.
 
     Args:
-        sessions: the store to read from.
+        sessions: the store to read from; `None` if its outage does not count.
         refuses: returns whether calls are refused because the audit log cannot be written.
+        keys: the keys of the issuer; `None` if no token is verified.
     """
 
-    def __init__(self, sessions: SessionStore, refuses: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        sessions: SessionStore | None,
+        refuses: Callable[[], bool],
+        keys: KeySet | None = None,
+    ) -> None:
         self.is_draining = False
         """Whether the process has received SIGTERM and will stop soon."""
         self._sessions = sessions
         self._refuses = refuses
+        self._keys = keys
         self._lock = asyncio.Lock()
         self._is_reachable = False
         self._checked_s: float | None = None
@@ -62,19 +78,24 @@ class Readiness:
             return ReadinessStatus.DRAINING
         if self._refuses():
             return ReadinessStatus.AUDIT_UNWRITABLE
+        if self._keys is not None and not await self._keys.are_read():
+            return ReadinessStatus.KEYS_UNREAD
+        if self._sessions is None:
+            return ReadinessStatus.READY
         async with self._lock:
             now_s = asyncio.get_running_loop().time()
             if self._checked_s is None or now_s - self._checked_s >= KEPT_S:
-                self._is_reachable = await self._reach()
+                self._is_reachable = await _reach(self._sessions)
                 self._checked_s = asyncio.get_running_loop().time()
             return (
                 ReadinessStatus.READY if self._is_reachable else ReadinessStatus.STORE_UNREACHABLE
             )
 
-    async def _reach(self) -> bool:
-        try:
-            async with asyncio.timeout(CHECK_S):
-                await self._sessions.read(KEY)
-        except (Unavailable, TimeoutError):
-            return False
-        return True
+
+async def _reach(sessions: SessionStore) -> bool:
+    try:
+        async with asyncio.timeout(CHECK_S):
+            await sessions.read(KEY)
+    except (Unavailable, TimeoutError):
+        return False
+    return True

@@ -41,6 +41,7 @@ from roundgate.tasks import NamedTasks, Tasks, Watch
 from roundgate.tokens import KeyRing, StateSealer, TaskIds
 
 if TYPE_CHECKING:
+    from roundgate.auth.jwks import KeySet
     from roundgate.tasks.pool import Pool
 
 STALL_S: Final = 1.0
@@ -59,7 +60,14 @@ class Replica:
     """The core of the app: the current catalog, the endpoints, the workers and the reloads."""
 
     def __init__(
-        self, file: ConfigFile, using: Settings, clock: Clock, core: Core, *, owns_process: bool
+        self,
+        file: ConfigFile,
+        using: Settings,
+        clock: Clock,
+        core: Core,
+        keys: KeySet | None,
+        *,
+        owns_process: bool,
     ) -> None:
         self.core = core
         self.config = file.config
@@ -72,8 +80,11 @@ class Replica:
             lambda refs: core.stores.tasks.glance(refs, clock.now_ms()),
         )
         trail = core.trail
+        self._keys = keys
         self.readiness = Readiness(
-            core.stores.sessions, lambda: trail is not None and trail.refuses
+            core.stores.sessions if file.config.http.ready_needs_store else None,
+            lambda: trail is not None and trail.refuses,
+            keys,
         )
         self.rates = Rates(core.stores.sessions, clock, core.stores.metrics)
         """The limits on calls, and their present use."""
@@ -154,6 +165,7 @@ class Replica:
             self.core.stores.facts.trouble(),
             None if self._pool is None else self._pool.trouble,
             None if trail is None else trail.trouble,
+            None if self._keys is None else self._keys.trouble,
         )
         return [trouble for trouble in troubles if trouble is not None]
 

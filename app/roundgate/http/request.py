@@ -45,6 +45,7 @@ from roundgate.errors import (
     InsufficientScope,
     InternalError,
     TransportError,
+    Unavailable,
 )
 from roundgate.http import bodies
 from roundgate.http.arrival import STATE
@@ -61,6 +62,7 @@ from roundgate.http.exchange import (
 from roundgate.http.protected import ProtectedResource
 from roundgate.http.routes import HEALTH, OLD_TRANSPORT, READINESS
 from roundgate.net.addresses import canonical_host, canonical_origin, client_address, host_of
+from roundgate.observability.metrics import count_auth_refused
 from roundgate.protocol import NEWEST, Headers, jsonrpc, may_be_older
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.tasks.external import is_event_path
@@ -416,9 +418,12 @@ class RequestMiddleware:
             exchange.is_read = True
             exchange.request_id = await bodies.read_id(method, exchange.headers, receive)
         if isinstance(error, AuthError):
+            count_auth_refused(error.kind)
             await self._challenge(error, exchange)
-        else:
-            await self._fail(error, exchange)
+            return
+        if exchange.is_mcp and exchange.principal is None and isinstance(error, Unavailable):
+            count_auth_refused("keys unavailable")
+        await self._fail(error, exchange)
 
     async def _challenge(self, error: AuthError, exchange: Exchange) -> None:
         """Send 401 or 403 with its challenge (RFC 6750 section 3).

@@ -89,6 +89,9 @@ class Instruments:
         self.refused = count(
             "roundgate.calls.refused", "Calls beyond a limit, or refused by a rule"
         )
+        self.auth_refused = count(
+            "roundgate.auth.refused", "Requests whose caller was not authenticated or not allowed"
+        )
         self.dropped = count(
             "roundgate.answers.dropped", "Answers dropped because nobody reads them"
         )
@@ -140,6 +143,12 @@ def instruments() -> Instruments | None:
             return None
         _made = provider, Instruments()
     return _made[1]
+
+
+def count_auth_refused(reason: str) -> None:
+    """Record that a request was refused because of its caller."""
+    if made := instruments():
+        made.auth_refused.add(1, {"reason": reason})
 
 
 class Metrics:

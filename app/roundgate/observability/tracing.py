@@ -107,7 +107,13 @@ class PassedOn(Struct, frozen=True):
     def link(self, origin: Mapping[str, str]) -> None:
         """Do nothing: there is no span."""
 
-    def end(self, outcome: str, code: int | None = None, message: str | None = None) -> None:
+    def end(
+        self,
+        outcome: str,
+        code: int | None = None,
+        message: str | None = None,
+        status: int | None = None,
+    ) -> None:
         """Do nothing: there is no span."""
 
 
@@ -306,13 +312,19 @@ class _ServerSpan:
         if context.is_valid:
             self.span.add_link(context)
 
-    def end(self, outcome: str, code: int | None = None, message: str | None = None) -> None:
-        """Record the outcome, as in the log, and the code and text of a JSON-RPC error, if there
-        was one. The first outcome counts."""
+    def end(
+        self,
+        outcome: str,
+        code: int | None = None,
+        message: str | None = None,
+        status: int | None = None,
+    ) -> None:
+        """Record the outcome, as in the log, and the code, text and HTTP status of a JSON-RPC error,
+        if there was one. The first outcome counts."""
         if self.has_ended:
             return
         self.has_ended = True
-        attributes = _outcome_attributes(outcome, code)
+        attributes = _outcome_attributes(outcome, code, status)
         self.record(outcome, attributes)
         self.span.set_attributes(attributes)
         if "error.type" in attributes:
@@ -371,10 +383,14 @@ Span: TypeAlias = PassedOn | _ServerSpan
 """The span of one request or turn."""
 
 
-def _outcome_attributes(outcome: str, code: int | None) -> dict[str, str]:
+def _outcome_attributes(outcome: str, code: int | None, status: int | None) -> dict[str, str]:
     if code is not None:
         attributes = {"rpc.response.status_code": known_code(code)}
-        return attributes | ({"error.type": known_code(code)} if is_servers_error(code) else {})
+        if is_servers_error(code):
+            attributes["error.type"] = known_code(code)
+        elif status is not None and status >= 500:  # an outage has the code of a refused request
+            attributes["error.type"] = str(status)
+        return attributes
     is_error = outcome in ("tool_error", "cancelled")
     return {"error.type": outcome} if is_error else {}
 

@@ -99,6 +99,9 @@ class HttpConfig(Model):
         None,
         description="Connections that one address (IPv6: a /64) keeps when the limit is reached. Unset: an eighth.",
     )
+    ready_needs_store: bool = Field(
+        False, description="Whether /readyz fails while the store is unreachable."
+    )
     idle_timeout_s: int = Field(
         75,
         description="Seconds for which an idle connection stays open; set it longer than the balancer in front.",

@@ -106,6 +106,18 @@ async def test_when_the_issuer_is_back_its_keys_are_read() -> None:
         assert await known(keys, "ec") == [True]
 
 
+async def test_a_key_that_is_unknown_while_the_keys_cannot_be_read_may_be_a_new_one() -> None:
+    answers = answer(jwks("ec")), DOWN, answer(jwks("ec"))
+    async with key_set(*answers) as (keys, _, clock):
+        assert await known(keys, "ec") == [True]
+        clock.skip(RETRY_S + 1)
+        with pytest.raises(KeysUnavailable):
+            await keys.key("ec-next")
+        assert await known(keys, "ec") == [True]
+        clock.skip(RETRY_S + 1)
+        assert await known(keys, "ec-next") == [False]
+
+
 async def test_nobody_listening_is_an_issuer_that_is_down() -> None:
     with pytest.raises(KeysUnavailable):
         await KeySet("http://127.0.0.1:9/jwks", FixedClock()).key("ec")

@@ -13,13 +13,17 @@ import httpx
 import pytest
 
 from bench.postgresql import Server as Database
+from roundgate.auth.jwks import FRESH_MS, RETRY_MS, KeySet
 from roundgate.errors import Unavailable
 from roundgate.http import readiness
 from roundgate.http.readiness import Readiness, ReadinessStatus
 from tests.support.asgi import STATE_KEY
+from tests.support.clocks import FixedClock
+from tests.support.issuer import jwks
 from tests.support.postgresql import postgresql as postgresql
 from tests.support.postgresql import postgresql_server as postgresql_server
 from tests.support.server import Server, running
+from tests.support.services import answer, service
 
 TOOLS = '''
 from roundgate import tool
@@ -74,11 +78,13 @@ def test_without_a_period_the_process_stops_at_once(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
-def test_a_gateway_is_ready_while_its_database_answers(
+def test_a_gateway_that_needs_its_database_is_ready_while_that_answers(
     postgresql: Database, tmp_path: Path
 ) -> None:
     environment = {"GATEWAY_STORE": postgresql.url, "GATEWAY_STATE_KEYS": STATE_KEY}
-    with running(config(tmp_path), environment) as server:
+    file = config(tmp_path)
+    file.write_text(CONFIG + "http: {ready_needs_store: true}\n")
+    with running(file, environment) as server:
         wait_until(lambda: ready(server) == (200, "ready"))
         postgresql.stop()
         try:
@@ -149,6 +155,28 @@ async def test_a_probe_that_hangs_up_does_not_hold_others() -> None:
     probe.cancel()
     sessions.answer = None
     assert await subject.status() is ReadinessStatus.READY
+
+
+async def test_by_default_the_store_is_not_read() -> None:
+    assert await Readiness(None, lambda: False).status() is ReadinessStatus.READY
+
+
+async def test_a_gateway_that_never_read_the_keys_of_its_issuer_is_not_ready() -> None:
+    async with service(
+        answer(b"", "503 Down"), answer(jwks("ec")), answer(b"", "503 Down")
+    ) as keys_server:
+        clock = FixedClock()
+        keys = KeySet(f"{keys_server.url}/jwks", clock)
+        subject = Readiness(None, lambda: False, keys)
+        assert await subject.status() is ReadinessStatus.KEYS_UNREAD
+        assert keys.trouble is not None
+        clock.skip(RETRY_MS / 1000 + 1)
+        assert await subject.status() is ReadinessStatus.READY
+        assert keys.trouble is None
+        clock.skip(FRESH_MS / 1000 + 1)
+        assert await keys.key("ec") is not None, "remembered keys stay in use"
+        assert await subject.status() is ReadinessStatus.READY
+        assert "503" in str(keys.trouble)
 
 
 async def test_a_gateway_that_refuses_calls_is_not_ready() -> None:

@@ -241,7 +241,7 @@ class SessionCalls:
         except ProtocolError as error:
             message = TracedMessage(request.id, request.method, version=caller.session.revision)
             with self.span(message, {}, caller, correlation) as span:
-                span.end("error", error_code(error), str(error))
+                end_span(span, error)
             raise
         with self.span(inbound, context_of(inbound.meta.raw), caller, correlation) as span:
             notify = Notices(stream, self._sessions, caller).notify if stream.can_tell else None
@@ -261,7 +261,7 @@ class SessionCalls:
                     raise
                 reply = tool_error(caller.revision, error)
             except GatewayError as error:
-                span.end(error.outcome, error_code(error), str(error))
+                end_span(span, error)
                 raise
             if reply is None:
                 span.end("input_required")
@@ -485,6 +485,10 @@ def _responded(request_id: RequestId, reply: Reply) -> Responded:
     return Responded(jsonrpc.result_response(request_id, reply.result), reply.label, reply.reason)
 
 
-def error_code(error: GatewayError) -> int:
-    """Return the JSON-RPC code of the error that the client gets."""
-    return REFUSED if isinstance(error, AuthError) else wire_errors.look_up(error).code
+def end_span(span: Span, error: GatewayError) -> None:
+    """Record the error that the client gets."""
+    if isinstance(error, AuthError):
+        span.end(error.outcome, REFUSED, str(error), error.status)
+    else:
+        wire = wire_errors.look_up(error)
+        span.end(error.outcome, wire.code, str(error), wire.status)

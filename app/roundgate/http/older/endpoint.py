@@ -40,7 +40,7 @@ from roundgate.http.exchange import (
     error_headers,
 )
 from roundgate.http.older.caller import Responded, SessionCaller
-from roundgate.http.older.calls import SessionCalls, error_code
+from roundgate.http.older.calls import SessionCalls, end_span
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.rounds import target_name
@@ -169,7 +169,7 @@ class OlderEndpoint:
                     try:
                         await self._initialize(message, exchange)
                     except GatewayError as error:
-                        span.end(error.outcome, error_code(error), str(error))
+                        end_span(span, error)
                         raise
                 return
         caller = await self._caller(exchange)
@@ -237,7 +237,7 @@ class OlderEndpoint:
             try:
                 return await self._own.result(request, caller)
             except GatewayError as error:
-                span.end(error.outcome, error_code(error), str(error))
+                end_span(span, error)
                 raise
 
     def _message_span(
