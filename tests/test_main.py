@@ -220,7 +220,7 @@ async def test_the_api_document_lists_health_and_metadata_where_it_is_switched_o
 async def test_probes_and_oauth_clients_may_ask_with_head(path: str) -> None:
     auth = {"issuer": "https://id.example", "jwks_url": "https://id.example/keys"}
     using = Settings(state_keys=STATE_KEY, public_url="http://127.0.0.1")
-    async with client(built(config_file(add, auth=auth), using)) as mcp:
+    async with client(built(config_file(add, auth=auth), using, verifier=LocalVerifier())) as mcp:
         head, whole = await mcp.http.head(path), await mcp.http.get(path)
     assert (head.status_code, whole.status_code) == (200, 200)
     assert head.headers["content-length"] == whole.headers["content-length"]

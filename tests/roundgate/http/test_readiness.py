@@ -169,7 +169,7 @@ async def test_a_gateway_that_never_read_the_keys_of_its_issuer_is_not_ready() -
         keys = KeySet(f"{keys_server.url}/jwks", clock)
         subject = Readiness(None, lambda: False, keys)
         assert await subject.status() is ReadinessStatus.KEYS_UNREAD
-        assert keys.trouble is not None
+        assert "503" in str(keys.trouble)
         clock.skip(RETRY_MS / 1000 + 1)
         assert await subject.status() is ReadinessStatus.READY
         assert keys.trouble is None

@@ -74,8 +74,10 @@ async def test_callers_that_cannot_be_verified_are_counted_too() -> None:
         using = Settings(public_url=PUBLIC_URL, state_keys=STATE_KEY)
         with recorded() as seen:
             async with client(built(config_file(away, auth=auth), using)) as mcp:
-                headers = {"host": "mcp.example.com", "authorization": f"Bearer {token()}"}
-                response = await mcp.post("prompts/list", headers=headers)
+                response = await mcp.post(
+                    "prompts/list",
+                    headers={"host": "mcp.example.com", "authorization": f"Bearer {token()}"},
+                )
                 assert response.status_code == 503
             points = seen.points("roundgate.auth.refused", reason="keys unavailable")
     assert [point.value for point in points] == [1]
