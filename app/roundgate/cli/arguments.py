@@ -1,16 +1,18 @@
 """Parsing of the command line: the parser of a command, the types of arguments, the arguments that
-several commands have, and those that set environment variables."""
+several commands have, those that set environment variables, and the socket of --host and --port."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from roundgate.clock import UNITS_S
+from roundgate.errors import UsageError
 from roundgate.storage import TaskRef
 
 _FILE: Final = "gateway.yaml"
@@ -171,3 +173,33 @@ def add_log(command: argparse.ArgumentParser) -> None:
 
 
 PORT: Final = number(int, 0, 65_535)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to an address, for this process and its children. Port 0 selects a free
+    port.
+
+    Raises:
+        UsageError: the address or the port cannot be used.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # prefer IPv4, which clients try first for names such as localhost with both kinds of address
+        addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
+        family, kind, protocol, _, address = addresses[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(
+            f"--host {host}: this machine does not have this address ({error})"
+        ) from None
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise UsageError(
+            f"--port {port}: it is not free at {host} ({error.strerror}); "
+            "end the process that uses it, or choose another port (0: any free port)"
+        ) from None
+    bound.set_inheritable(True)
+    return bound

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,15 @@ from roundgate.backends.config import NOT_PLAIN
 from roundgate.backends.definitions import meta_of
 from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.schema_values import ArgumentSchema, ambiguous
-from roundgate.cli.arguments import PORT, Commands, add_config, command, configuration_file, flag
+from roundgate.cli.arguments import (
+    PORT,
+    Commands,
+    add_config,
+    bind,
+    command,
+    configuration_file,
+    flag,
+)
 from roundgate.cli.output import escaped_lines, show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
@@ -477,33 +484,3 @@ def _sqlite(path: Path) -> Iterator[Problem]:
             "choose a file in a writable directory, such as sqlite:///.roundgate/gateway.sqlite3"
         )
         yield Problem(_ENVIRONMENT, "GATEWAY_STORE", message, remedy)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address, for this process and its children. Port 0 selects a free
-    port.
-
-    Raises:
-        UsageError: the address or the port cannot be used.
-    """
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # prefer IPv4, which clients try first for names such as localhost with both kinds of address
-        addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
-        family, kind, protocol, _, address = addresses[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UsageError(
-            f"--host {host}: this machine does not have this address ({error})"
-        ) from None
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise UsageError(
-            f"--port {port}: it is not free at {host} ({error.strerror}); "
-            "end the process that uses it, or choose another port (0: any free port)"
-        ) from None
-    bound.set_inheritable(True)
-    return bound

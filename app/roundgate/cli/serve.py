@@ -21,11 +21,11 @@ from roundgate.cli.arguments import (
     Commands,
     add_config,
     add_log,
+    bind,
     command,
     flag,
     into_environment,
 )
-from roundgate.cli.check import bind
 from roundgate.errors import UsageError
 from roundgate.garbage import kept
 from roundgate.http import ConnectionMiddleware
