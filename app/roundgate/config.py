@@ -5,13 +5,11 @@ problem
                                           └──▶ entries of `backends`: the models of their kinds
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from msgspec import Struct
 from pydantic import (
@@ -166,7 +164,7 @@ class GatewayConfig(settings.Model):
         return value
 
     @model_validator(mode="after")
-    def _scopes_need_callers(self) -> GatewayConfig:
+    def _scopes_need_callers(self) -> Self:
         if self.auth == "none" and self.rate.scopes:
             raise ValueError("rate.scopes needs auth: without it, callers have no scopes")
         if self.auth == "none" and any(rule.match.asks_for_callers for rule in self.policy or ()):
@@ -176,14 +174,14 @@ class GatewayConfig(settings.Model):
         return self
 
     @model_validator(mode="after")
-    def _rule_names_differ(self) -> GatewayConfig:
+    def _rule_names_differ(self) -> Self:
         names = [rule.name for rule in self.policy or () if rule.name is not None]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two rules of policy have the name {twice[0]!r}")
         return self
 
     @model_validator(mode="after")
-    def _console_needs_operators(self) -> GatewayConfig:
+    def _console_needs_operators(self) -> Self:
         if self.console is None:
             return self
         if self.auth != "none" and self.auth.operator_scope is None:
@@ -197,7 +195,7 @@ class GatewayConfig(settings.Model):
         return self
 
     @model_validator(mode="after")
-    def _views_differ(self) -> GatewayConfig:
+    def _views_differ(self) -> Self:
         paths = [view.effective_path for view in self.views]
         for member, values in (("name", [view.name for view in self.views]), ("path", paths)):
             if twice := sorted({value for value in values if values.count(value) > 1}):

@@ -1,10 +1,8 @@
 """Settings that are common to several kinds of back end, and the settings of views and search."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -32,7 +30,7 @@ class Selector(Model):
     )
 
     @model_validator(mode="after")
-    def _means_something(self) -> Selector:
+    def _means_something(self) -> Self:
         if not self.model_fields_set:
             *names, last = type(self).model_fields
             raise ValueError(f"give at least one of {', '.join(names)} and {last}")
@@ -51,7 +49,7 @@ class ArgumentOverride(Model):
     default: Any = Field(None, description="The value sent if the model omits the argument.")
 
     @model_validator(mode="after")
-    def _is_one_thing(self) -> ArgumentOverride:
+    def _is_one_thing(self) -> Self:
         members = self.model_fields_set
         if "fixed" in members and members & {"default", "name", "description"}:
             raise ValueError(
@@ -159,7 +157,7 @@ class ToolOverride(Model):
     )
 
     @model_validator(mode="after")
-    def _one_projection(self) -> ToolOverride:
+    def _one_projection(self) -> Self:
         if self.result is not None and self.fields:
             raise ValueError("result and fields cannot be combined; choose one")
         return self

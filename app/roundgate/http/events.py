@@ -11,8 +11,6 @@ the store. A service that repeats a request, because the answer was lost, gets 2
 Neither tokens nor payloads reach the log.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any, Final, Literal

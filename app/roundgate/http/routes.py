@@ -14,8 +14,6 @@ drop a response that precedes its request. So the error is sent after a pause, a
     POST /sse            400 with the text, under the id of the request
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Literal

@@ -1,11 +1,9 @@
 """The section `policy` of gateway.yaml: rules about tools, prompts and resources.
 `roundgate.policy.rules` applies them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -112,7 +110,7 @@ class CallMatch(Model):
         return value
 
     @model_validator(mode="after")
-    def _is_about_tools(self) -> CallMatch:
+    def _is_about_tools(self) -> Self:
         """Refuse members that only tools have in a rule about other targets."""
         if (self.prompt or self.resource) and (self.hint or self.arguments is not None):
             member = "hint" if self.hint else "arguments"
@@ -151,7 +149,7 @@ class RuleConfig(Model):
         return match
 
     @model_validator(mode="after")
-    def _has_one_effect(self) -> RuleConfig:
+    def _has_one_effect(self) -> Self:
         if (self.allow is None) == (self.deny is None):
             raise ValueError("give either allow or deny; {} matches all calls")
         return self

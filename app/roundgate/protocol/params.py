@@ -4,8 +4,6 @@ Only members that the gateway reads are declared; others are ignored, as JSON-RP
 parameters by name.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError

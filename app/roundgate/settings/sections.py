@@ -1,9 +1,7 @@
 """The sections of gateway.yaml, each a frozen model. `roundgate schema` exports their
 descriptions."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyNetwork, SecretStr, model_validator
 
@@ -190,7 +188,7 @@ class CallLimits(Model):
     )
 
     @model_validator(mode="after")
-    def _burst_has_a_rate(self) -> CallLimits:
+    def _burst_has_a_rate(self) -> Self:
         if self.burst is not None and self.calls_per_minute is None:
             raise ValueError("burst needs calls_per_minute")
         return self
@@ -418,13 +416,13 @@ class CallersConfig(Model):
     )
 
     @model_validator(mode="after")
-    def _operators_are_few(self) -> CallersConfig:
+    def _operators_are_few(self) -> Self:
         if self.operator_scope in self.scopes:
             raise ValueError("operator_scope must not be one of scopes, which every caller has")
         return self
 
     @model_validator(mode="after")
-    def _uses_names_in_tokens(self) -> CallersConfig:
+    def _uses_names_in_tokens(self) -> Self:
         """Refuse a scope under the name in requests, because no token would have it."""
         in_tokens = {requested: name for name, requested in self.scope_names.items()}
         for scope in (*self.scopes, self.operator_scope):
