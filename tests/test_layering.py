@@ -66,7 +66,7 @@ HOMES = {
     },
     "jmespath": {"backends.shaping", "roundgate_testing.suites.variables"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},
-    "jsonschema_rs": {"protocol.schemas", "protocol.problem_texts"},
+    "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},
     "jiter": {"json", "lenient"},

@@ -39,8 +39,8 @@ from roundgate.protocol.content import ResourceLink as ResourceLink
 from roundgate.protocol.content import TextContent as TextContent
 from roundgate.protocol.content import TextResourceContents as TextResourceContents
 from roundgate.protocol.content import ToolResult as ToolResult
+from roundgate.replay.asking import ExternalEvent as ExternalEvent
 from roundgate.replay.context import Context as Context
-from roundgate.replay.external import ExternalEvent as ExternalEvent
 from roundgate.replay.questions import Answer as Answer
 from roundgate.replay.questions import Form as Form
 from roundgate.replay.questions import Root as Root

@@ -24,7 +24,7 @@ from roundgate.clock import Clock
 from roundgate.json import digest
 from roundgate.settings import MAX_SESSION_S
 from roundgate.storage import SessionStore
-from roundgate.storage.once import CLOCKS_AHEAD_MS
+from roundgate.storage.ports import CLOCKS_AHEAD_MS
 from roundgate.tokens import BearerTokens, KeyRing
 
 COOKIE: Final = "roundgate_console"

@@ -21,7 +21,7 @@ from roundgate.clock import Clock
 from roundgate.errors import AuthError, Unavailable
 from roundgate.http.exchange import exchange_of
 from roundgate.operators import recorded
-from roundgate.storage.once import CLOCKS_AHEAD_MS
+from roundgate.storage.ports import CLOCKS_AHEAD_MS
 from roundgate_console.access import tell_refusal
 from roundgate_console.frame import STATIC, Console, PageError, form_of, operator_of
 from roundgate_console.sessions import MAX_COOKIE_CHARS, cookie_name

@@ -39,7 +39,7 @@ from roundgate.clock import Clock
 from roundgate.replay.context import Context
 from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.queue import Message
+from roundgate.storage.ports import Message
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks

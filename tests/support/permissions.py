@@ -76,7 +76,7 @@ GATEWAY = (
     ACCOUNTS,
     "app/roundgate/methods/changes.py",
     "app/roundgate/methods/once.py",
-    "app/roundgate/storage/once.py",
+    "app/roundgate/storage/ports.py",
     "app/roundgate/storage/rates.py",
     "app/roundgate/tasks/external.py",
     "app/roundgate/tasks/hidden.py",
@@ -266,7 +266,7 @@ _SENDING = {name: _QUEUE[name] for name in ("send", "send_many")}
 TASKS = _methods("app/roundgate/tasks/stored.py", "StoredTasks", {**_TASKS, **_SENDING})
 STORES: Mapping[str, Mapping[str, set[Permission]]] = {
     "_store": TASKS,
-    "_once": _methods("app/roundgate/storage/once.py", "OnceStore", _ROWS),
+    "_once": _methods("app/roundgate/storage/ports.py", "OnceStore", _ROWS),
     "_queue": _QUEUE,
     "_rows": _ROWS,
 }

@@ -28,7 +28,7 @@ from roundgate.replay.journal import Journal
 from roundgate.replay.questions import Form
 from roundgate.replay.run import Call, Run
 from roundgate.settings import TasksConfig
-from roundgate.storage.queue import TaskQueue
+from roundgate.storage.ports import TaskQueue
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import events
 from roundgate.tasks.call import TaskCall

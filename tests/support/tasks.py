@@ -27,7 +27,7 @@ from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
 from roundgate.runtime import loading
 from roundgate.settings import TasksConfig
-from roundgate.storage.queue import Message, TaskQueue
+from roundgate.storage.ports import Message, TaskQueue
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks

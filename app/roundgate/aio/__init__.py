@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from roundgate.aio.room import ROOM as ROOM
-from roundgate.aio.room import crowded_room as crowded_room
-from roundgate.aio.room import run_with_room as run_with_room
+from roundgate.aio.threads import ROOM as ROOM
 from roundgate.aio.threads import Threads as Threads
+from roundgate.aio.threads import crowded_room as crowded_room
 from roundgate.aio.threads import in_thread as in_thread
+from roundgate.aio.threads import run_with_room as run_with_room
 from roundgate.aio.waiting import Flight as Flight
 from roundgate.aio.waiting import all_ended as all_ended
 from roundgate.aio.waiting import to_its_end as to_its_end

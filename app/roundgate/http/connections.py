@@ -396,7 +396,7 @@ class BoundedConnection(asyncio.Protocol):
         response until its last byte is sent."""
         return self.waiting_bytes + (self.last_write if self._is_write_paused else 0)
 
-    # `aio.room.Room`
+    # `aio.threads.Room`
 
     @property
     def is_idle(self) -> bool:

@@ -33,7 +33,7 @@ from roundgate.protocol import InputParams
 from roundgate.replay import Call
 from roundgate.storage import Accounts, OnceRecord, OnceStore
 from roundgate.storage.accounts import ROW, Reserved
-from roundgate.storage.once import CLOCKS_AHEAD_MS
+from roundgate.storage.ports import CLOCKS_AHEAD_MS
 from roundgate.tokens import StateSealer
 
 _KINDS: Final = {

@@ -6,6 +6,7 @@ The engine does not depend on tokens, tables or HTTP.
 from __future__ import annotations
 
 from roundgate.replay import engine as engine
+from roundgate.replay.asking import ExternalEvent as ExternalEvent
 from roundgate.replay.branches import Branch as Branch
 from roundgate.replay.branches import here as here
 from roundgate.replay.branches import inside as inside
@@ -21,7 +22,6 @@ from roundgate.replay.engine import Completed as Completed
 from roundgate.replay.engine import Failed as Failed
 from roundgate.replay.engine import Restarted as Restarted
 from roundgate.replay.engine import Suspended as Suspended
-from roundgate.replay.external import ExternalEvent as ExternalEvent
 from roundgate.replay.journal import DELIVERED as DELIVERED
 from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
 from roundgate.replay.journal import MAX_DEPTH as MAX_DEPTH

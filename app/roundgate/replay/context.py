@@ -37,9 +37,9 @@ from roundgate.errors import MissingCapability
 from roundgate.json import fresh
 from roundgate.protocol import LOG_LEVELS, Meta, PromptMessage, notifications, without_none
 from roundgate.replay import asking, remembered, steps, waiting
+from roundgate.replay.asking import ExternalEvent, open_event
 from roundgate.replay.branches import Branch, here, inside
 from roundgate.replay.driving import item_branches, side_by_side
-from roundgate.replay.external import ExternalEvent, open_event
 from roundgate.replay.questions import (
     Answer,
     Form,

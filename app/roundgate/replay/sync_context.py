@@ -21,10 +21,10 @@ from msgspec import Struct, field
 
 from roundgate.aio import in_thread
 from roundgate.replay import waiting
+from roundgate.replay.asking import ExternalEvent
 from roundgate.replay.branches import Branch, InStep, Scope, here, inside
 from roundgate.replay.context import CallFacts, Context, run_of
 from roundgate.replay.driving import item_branches
-from roundgate.replay.external import ExternalEvent
 from roundgate.replay.run import Run
 
 HELPERS: Final = 40

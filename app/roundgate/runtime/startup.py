@@ -32,7 +32,7 @@ from roundgate.settings import Settings
 from roundgate.settings import process as settings
 from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue
 from roundgate.storage.accounts import CountedRows
-from roundgate.storage.opening import Opening, Ports, StoreFacts
+from roundgate.storage.ports import Opening, Ports, StoreFacts
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventTokens, Key, KeyRing, keys
 

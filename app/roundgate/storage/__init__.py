@@ -1,6 +1,6 @@
 """The ports of storage, for data that outlives a request.
 
-The ports are in `queue`, `sessions` and `tasks`; `sqlite`, `postgres`, `dynamodb` and `sqs`
+The ports are in `ports` and `tasks`; `sqlite`, `postgres`, `dynamodb` and `sqs`
 implement them. Import an implementation from its own package, so that only configured stores are
 loaded.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from roundgate.storage.accounts import Accounts as Accounts
 from roundgate.storage.accounts import RowsOf as RowsOf
-from roundgate.storage.once import OnceRecord as OnceRecord
-from roundgate.storage.once import OnceStore as OnceStore
-from roundgate.storage.queue import Message as Message
-from roundgate.storage.queue import TaskQueue as TaskQueue
-from roundgate.storage.sessions import SessionRow as SessionRow
-from roundgate.storage.sessions import SessionStore as SessionStore
-from roundgate.storage.sessions import write_row as write_row
+from roundgate.storage.ports import Message as Message
+from roundgate.storage.ports import OnceRecord as OnceRecord
+from roundgate.storage.ports import OnceStore as OnceStore
+from roundgate.storage.ports import SessionRow as SessionRow
+from roundgate.storage.ports import SessionStore as SessionStore
+from roundgate.storage.ports import TaskQueue as TaskQueue
+from roundgate.storage.ports import write_row as write_row
 from roundgate.storage.tasks import ANY as ANY
 from roundgate.storage.tasks import ENDING_OF as ENDING_OF
 from roundgate.storage.tasks import HIDDEN as HIDDEN

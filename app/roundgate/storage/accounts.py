@@ -31,7 +31,7 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import QuotaExceeded, Unavailable
-from roundgate.storage.sessions import SessionRow, SessionStore, write_row
+from roundgate.storage.ports import SessionRow, SessionStore, write_row
 
 ROW: Final = 1_024
 """The overhead of a row in bytes: its key, its times, its places in indexes."""

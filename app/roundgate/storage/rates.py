@@ -36,7 +36,7 @@ from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.json import digest
-from roundgate.storage.sessions import SessionStore
+from roundgate.storage.ports import SessionStore
 
 TOKEN: Final = 60_000
 """The parts of a token: the milliseconds of a minute."""

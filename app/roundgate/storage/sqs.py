@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from roundgate.aws import PROMPT, Aws, MakeClient
 from roundgate.errors import Unavailable
-from roundgate.storage.queue import Message
+from roundgate.storage.ports import Message
 from roundgate.storage.tasks import TaskRef
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from roundgate.http.older.sessions import (
     Sessions,
     SessionState,
 )
-from roundgate.storage.sessions import SessionRow
+from roundgate.storage.ports import SessionRow
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.tokens.ids import SessionFacts

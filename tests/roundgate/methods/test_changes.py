@@ -18,9 +18,9 @@ from roundgate.methods.changes import MAX_CHARS, MAX_PENDING, Changes, Hub, Open
 from roundgate.protocol.notifications import RESOURCE_UPDATED, TASK, TOOLS_CHANGED
 from roundgate.protocol.params import SubscriptionFilter
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
+from roundgate.storage.ports import SessionRow, SessionStore
 from roundgate.storage.postgres import PostgresDatabase as Postgres
 from roundgate.storage.postgres import PostgresSessions
-from roundgate.storage.sessions import SessionRow, SessionStore
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.support.dynamodb import Emulator

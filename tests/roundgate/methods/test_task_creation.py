@@ -17,7 +17,7 @@ from roundgate import Context, InvalidParams, SyncContext, ToolError, tool
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.runtime.startup import Stores, make_stores
-from roundgate.storage.queue import Message
+from roundgate.storage.ports import Message
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import NewTask
 from roundgate.tasks.stored import StoredTasks

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
-from roundgate.storage.queue import Message
+from roundgate.storage.ports import Message
 from roundgate.storage.sqlite.database import MIGRATIONS, SqliteDatabase
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRef

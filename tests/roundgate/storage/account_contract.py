@@ -13,7 +13,7 @@ import pytest
 
 from roundgate.errors import QuotaExceeded
 from roundgate.storage.accounts import BLOCK, ROW, Accounts
-from roundgate.storage.sessions import SessionRow, SessionStore
+from roundgate.storage.ports import SessionRow, SessionStore
 from tests.support.clocks import FixedClock
 
 MOST = 1_000_000

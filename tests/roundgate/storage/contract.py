@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 import pytest
 
-from roundgate.storage.once import OnceRecord, OnceStore
+from roundgate.storage.ports import OnceRecord, OnceStore
 from tests.support.clocks import FixedClock
 
 ROOT = Path(__file__).parents[3]

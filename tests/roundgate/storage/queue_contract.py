@@ -1,5 +1,5 @@
 """What every task queue must do: a suite that the test of each queue
-inherits. See app/roundgate/storage/queue.py.
+inherits. See app/roundgate/storage/ports.py.
 
 A test of a queue gives the fixtures `reopen`, which makes a queue on the same messages as another
 process would, and `let_pass`, which has so many seconds pass. After `hidden_s` of them a message
@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from roundgate.storage.queue import Message, TaskQueue
+from roundgate.storage.ports import Message, TaskQueue
 from roundgate.storage.tasks import TaskRef
 
 Reopen = Callable[[], TaskQueue]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from roundgate.storage.ports import SessionRow, SessionStore
 from roundgate.storage.rates import BLOCKS, MARGIN_MS, Buckets, Caller, Quota, SharedBuckets
-from roundgate.storage.sessions import SessionRow, SessionStore
 from tests.support.clocks import FixedClock
 
 ANN, BOB = ("issuer", "ann", "cli"), ("issuer", "bob", "cli")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from roundgate.storage.sessions import SessionRow, SessionStore
+from roundgate.storage.ports import SessionRow, SessionStore
 from tests.support.clocks import FixedClock
 
 LATER = 9_000_000_000_000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from roundgate.errors import QuotaExceeded
 from roundgate.storage.accounts import PART, Accounts, period_end
-from roundgate.storage.sessions import SessionRow
+from roundgate.storage.ports import SessionRow
 from tests.support.clocks import FixedClock
 
 HOUR_MS = 3_600_000

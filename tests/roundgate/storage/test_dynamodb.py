@@ -18,7 +18,7 @@ from roundgate.protocol.tasks import Status
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
 from roundgate.storage.dynamodb.table import Table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.once import OnceRecord, OnceStore
+from roundgate.storage.ports import OnceRecord, OnceStore
 from roundgate.storage.tasks import TaskRef, Wanted
 from roundgate.tasks import events
 from roundgate.tasks.events import Added, AnswersTaken
@@ -52,7 +52,7 @@ _CLAIM = """
 import asyncio, sys
 from roundgate.clock import Clock
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
-from roundgate.storage.once import OnceStore
+from roundgate.storage.ports import OnceStore
 from tests.support.dynamodb import ROOT, Emulator
 
 url, table, token_id, claims, me = sys.argv[1:]

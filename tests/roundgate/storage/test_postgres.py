@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status
-from roundgate.storage.once import OnceStore
+from roundgate.storage.ports import OnceStore, SessionRow, TaskQueue
 from roundgate.storage.postgres import (
     PostgresDatabase,
     PostgresQueue,
@@ -26,8 +26,6 @@ from roundgate.storage.postgres import (
 from roundgate.storage.postgres import database as limits
 from roundgate.storage.postgres.queue import HIDDEN_MS
 from roundgate.storage.postgres.schema import MIGRATIONS, migrate
-from roundgate.storage.queue import TaskQueue
-from roundgate.storage.sessions import SessionRow
 from roundgate.storage.tasks import (
     FORGET_AFTER_MS,
     Lost,
@@ -64,7 +62,7 @@ Connect = Callable[..., PostgresDatabase]
 _CLAIM = """
 import asyncio, sys
 from roundgate.clock import Clock
-from roundgate.storage.once import OnceStore
+from roundgate.storage.ports import OnceStore
 from roundgate.storage.postgres import PostgresDatabase, PostgresSessions
 
 url, token_id, claims, me = sys.argv[1:]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from roundgate.errors import Unavailable
-from roundgate.storage.once import OnceStore
+from roundgate.storage.ports import OnceStore
 from roundgate.storage.sqlite.database import (
     MIGRATIONS,
     SqliteDatabase,
@@ -32,7 +32,7 @@ _CLAIM = """
 import asyncio, sys, time
 from pathlib import Path
 from roundgate.clock import Clock
-from roundgate.storage.once import OnceStore
+from roundgate.storage.ports import OnceStore
 from roundgate.storage.sqlite import SqliteDatabase, SqliteSessions
 
 path, token_id, claims, me = sys.argv[1:]

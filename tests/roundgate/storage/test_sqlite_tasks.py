@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.storage.queue import TaskQueue
+from roundgate.storage.ports import TaskQueue
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import HIDDEN_MS, SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roundgate.errors import Unavailable
-from roundgate.storage.queue import TaskQueue
+from roundgate.storage.ports import TaskQueue
 from roundgate.storage.sqs import CONFIG, SqsQueue
 from roundgate.storage.tasks import TaskRef
 from tests.roundgate.storage import queue_contract

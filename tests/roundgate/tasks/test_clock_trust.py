@@ -18,7 +18,7 @@ from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.runtime.startup import make_stores
 from roundgate.settings import TasksConfig
-from roundgate.storage.once import OnceStore
+from roundgate.storage.ports import OnceStore
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.tasks import events

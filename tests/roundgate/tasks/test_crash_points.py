@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
+from roundgate.storage.ports import TaskQueue
 from roundgate.storage.postgres import PostgresDatabase, PostgresTasks
-from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.tasks import lease, service

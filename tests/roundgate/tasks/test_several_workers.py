@@ -24,7 +24,7 @@ from roundgate.clock import Clock
 from roundgate.errors import LeaseLost
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
-from roundgate.storage.queue import Message
+from roundgate.storage.ports import Message
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import Checkpoint, Finish, UnderLease
 from roundgate.tasks.stored import Claimed, StoredTasks

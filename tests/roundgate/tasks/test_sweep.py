@@ -11,7 +11,7 @@ import pytest
 from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
-from roundgate.storage.queue import TaskQueue
+from roundgate.storage.ports import TaskQueue
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef

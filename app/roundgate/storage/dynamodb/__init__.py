@@ -9,7 +9,7 @@ from roundgate.storage.dynamodb.table import BATCH as BATCH
 from roundgate.storage.dynamodb.table import CONFIG as CONFIG
 from roundgate.storage.dynamodb.table import Table as Table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks as DynamoDbTasks
-from roundgate.storage.opening import Opening, Ports, StoreFacts
+from roundgate.storage.ports import Opening, Ports, StoreFacts
 
 
 def open_store(opening: Opening) -> Ports:

@@ -24,7 +24,7 @@ from roundgate.storage.dynamodb.table import (
     is_spilled,
     load,
 )
-from roundgate.storage.sessions import SessionRow
+from roundgate.storage.ports import SessionRow
 
 
 class DynamoDbSessions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roundgate.storage.opening import Opening, Ports, StoreFacts
+from roundgate.storage.ports import Opening, Ports, StoreFacts
 from roundgate.storage.postgres.database import PostgresDatabase as PostgresDatabase
 from roundgate.storage.postgres.queue import PostgresQueue as PostgresQueue
 from roundgate.storage.postgres.sessions import PostgresSessions as PostgresSessions

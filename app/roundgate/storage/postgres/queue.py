@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
+from roundgate.storage.ports import Message
 from roundgate.storage.postgres.database import PostgresDatabase
-from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
 
 POLL_S: Final = 1.0

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from roundgate.clock import Clock
+from roundgate.storage.ports import SessionRow
 from roundgate.storage.postgres.database import PostgresDatabase, deletion
-from roundgate.storage.sessions import SessionRow
 
 _SWEEP_EVERY_MS: Final = 60_000
 _PUT: Final = """insert into roundgate.sessions as old (key, value, version, forget_ms) values ($1, $2, 1, $3)

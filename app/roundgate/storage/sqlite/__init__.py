@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundgate.errors import ConfigError, Problem
-from roundgate.storage.opening import Opening, Ports, StoreFacts
+from roundgate.storage.ports import Opening, Ports, StoreFacts
 from roundgate.storage.sqlite.database import SqliteDatabase as SqliteDatabase
 from roundgate.storage.sqlite.database import connect_in_memory as connect_in_memory
 from roundgate.storage.sqlite.database import other_version as other_version

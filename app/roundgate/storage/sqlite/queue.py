@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.clock import Clock
-from roundgate.storage.queue import Message
+from roundgate.storage.ports import Message
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.tasks import TaskRef
 

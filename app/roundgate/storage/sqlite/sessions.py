@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from roundgate.clock import Clock
-from roundgate.storage.sessions import SessionRow
+from roundgate.storage.ports import SessionRow
 from roundgate.storage.sqlite.database import SqliteDatabase, expired_rows
 
 if TYPE_CHECKING:
