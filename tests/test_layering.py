@@ -38,7 +38,6 @@ or above."""
 HOMES = {
     "fastapi": {
         "roundgate_console",
-        "http.events",
         "http.routes",
         "main",
         "roundgate_aws.api_gateway",

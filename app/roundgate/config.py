@@ -27,8 +27,7 @@ from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
 from roundgate.errors import ConfigError, Problem
 from roundgate.policy.config import RuleConfig
 from roundgate.settings import yaml_file
-from roundgate.settings.problems import misplaced, problems_of
-from roundgate.settings.references import Resolver, misplaced_caller, own_name
+from roundgate.settings.references import Resolver, misplaced, misplaced_caller, own_name
 from roundgate.settings.yaml_file import Loc
 
 _PROBES: Final = frozenset({"/healthz", "/readyz"})
@@ -328,6 +327,8 @@ def _sections(value: Any, origin: settings.Origin, problems: list[Problem]) -> G
     try:
         return GatewayConfig.model_validate(value)
     except ValidationError as error:
+        from roundgate.settings.problems import problems_of
+
         problems += problems_of(error, GatewayConfig, origin)
         return None
 

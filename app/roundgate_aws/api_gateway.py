@@ -24,7 +24,8 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate.auth import Verifier
     from roundgate.clock import Clock
     from roundgate.errors import AuthError, GatewayError
-    from roundgate.http import HEALTH, MARGIN_MS, Hosting
+    from roundgate.http import HEALTH, Hosting
+    from roundgate.http.web_adapter import MARGIN_MS
     from roundgate.main import build_app
     from roundgate.observability.correlation import environment
     from roundgate.runtime import startup

@@ -139,7 +139,7 @@ def _entry(package: str, name: str) -> Iterator[str]:
 def _class_stub(node: ast.ClassDef) -> str:
     """Return the line of a class, with its constructor if programs call it."""
     bases = [ast.unparse(base) for base in node.bases]
-    named = ", ".join(base for base in bases if not base.startswith(("Struct", "_")))
+    named = ", ".join(base for base in bases if not base.startswith(("Struct", "Value", "_")))
     line = f"class {node.name}({named}):" if named else f"class {node.name}:"
     for member in node.body:
         if isinstance(member, ast.FunctionDef) and member.name == "__init__":

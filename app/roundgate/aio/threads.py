@@ -84,7 +84,6 @@ async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
             release()
 
 
-
 class Room(Protocol):
     """The room for the answers to the caller of a request."""
 

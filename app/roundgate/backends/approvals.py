@@ -16,7 +16,7 @@ import logging
 import re
 from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,10 +24,12 @@ from msgspec.structs import replace
 from roundgate.auth import Principal
 from roundgate.backends.base import Bound, CallTool, DirectCall, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
-from roundgate.backends.schema_values import ArgumentSchema, with_schema
 from roundgate.errors import ToolError
 from roundgate.protocol import PartlyKnown, Schema, visible, visible_json
 from roundgate.replay import AnyContext, Context, Form, call_of, form_schema, run_of
+
+if TYPE_CHECKING:  # loaded only for rules
+    from roundgate.backends.schema_values import ArgumentSchema
 
 log = logging.getLogger("roundgate.backends")
 
@@ -102,12 +104,16 @@ class _Guarded(Struct, frozen=True, dict=True):
         """Return the arguments for rules. A value of another type than the schema says is unknown,
         because a rule for that type would ignore it."""
         if bound is None:
+            from roundgate.backends.schema_values import with_schema
+
             return with_schema(self._document, arguments)
         value = bound.known.value
         return PartlyKnown(value, [*bound.known.unknown, *self._schema.misfits(value)])
 
     @cached_property
     def _document(self) -> ArgumentSchema:
+        from roundgate.backends.schema_values import ArgumentSchema
+
         return ArgumentSchema(self.tool.definition["inputSchema"])
 
     @cached_property

@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.auth import Principal

@@ -28,7 +28,7 @@ from roundgate.backends.catalog import (
 from roundgate.backends.definitions import EncodedDefinitions, renamed
 from roundgate.backends.service_tasks import TaskSource
 from roundgate.errors import ConfigError, Problem
-from roundgate.protocol import Pages, UriTemplate
+from roundgate.protocol import Pages
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:  # loaded only if a back end has skills
@@ -236,10 +236,7 @@ def merge(
         tools=served,
         prompts=prompts.items(),
         resources=resources.items(),
-        templates=[
-            ServedTemplate(resource.pattern or UriTemplate.parse(text), resource)
-            for text, resource in templates.items().items()
-        ],
+        templates=[_template(text, resource) for text, resource in templates.items().items()],
         tool_pages=tools.pages(page_size),
         prompt_pages=prompts.pages(page_size),
         resource_pages=resources.pages(page_size),
@@ -281,6 +278,15 @@ def _served_tools(
         else:
             served[name] = ready
     return served
+
+
+def _template(text: str, resource: Resource) -> ServedTemplate:
+    """Return a resource with the matcher of its URIs."""
+    if resource.pattern is not None:
+        return ServedTemplate(resource.pattern, resource)
+    from roundgate.protocol.uri_template import UriTemplate
+
+    return ServedTemplate(UriTemplate.parse(text), resource)
 
 
 def _called(item: P, prefix: str) -> P:

@@ -27,7 +27,6 @@ from roundgate.backends.modules import prepend_path
 from roundgate.errors import ConfigError, Problem
 from roundgate.observability import place_of
 from roundgate.settings import Origin
-from roundgate.settings.problems import problems_of
 
 Compile: TypeAlias = Callable[[Any, Origin], str]
 """A function of the settings and their place that compiles a back end and returns a line for the
@@ -209,6 +208,8 @@ def read_entry(entry: Any, origin: Origin) -> BackendConfig:
     try:
         return model.model_validate(entry)
     except ValidationError as error:
+        from roundgate.settings.problems import problems_of
+
         raise ConfigError(problems_of(error, model, origin)) from None
 
 

@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from msgspec import Struct, field
 from pydantic import BaseModel
 
-from roundgate import aws, json
+from roundgate import json
 from roundgate.aio import Flight
 from roundgate.clock import Clock
 from roundgate.errors import (
@@ -36,6 +36,9 @@ from roundgate.errors import (
 from roundgate.settings import Origin, Reference, Secret, read_file, settings_of
 from roundgate.settings.files import Stamp, stamp
 from roundgate.settings.references import STORES_AT_AWS, StoreAtAws
+
+if TYPE_CHECKING:  # loaded only if a secret is at AWS
+    from roundgate.aws import Aws
 
 REFRESH_MS: Final = 300_000
 """The age at which texts from AWS are read again, in milliseconds."""
@@ -81,7 +84,7 @@ class AtAws:
 
     def __init__(self, store: StoreAtAws) -> None:
         self._store = store
-        self._regions: dict[str | None, aws.Aws] = {}
+        self._regions: dict[str | None, Aws] = {}
 
     async def read(self, name: str) -> str:
         """Return the text with a name or ARN; raise as `SecretStore.read`."""
@@ -107,7 +110,9 @@ class AtAws:
         for client in self._regions.values():
             await client.aclose()
 
-    def _service(self, region: str | None) -> aws.Aws:
+    def _service(self, region: str | None) -> Aws:
+        from roundgate import aws
+
         if region not in self._regions:
             make = partial(aws.client, self._store.service, region=region)
             self._regions[region] = aws.Aws(make, self._store.title)

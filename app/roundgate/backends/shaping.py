@@ -9,7 +9,6 @@ The user approves the call as it will be made, with fixed and hidden arguments.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -453,4 +452,4 @@ def _projected(result: ToolResult, project: _Project) -> ToolResult:
         return result
     value = project(result.structured_content)
     text = value if isinstance(value, str) else json.encode(value).decode()
-    return dataclasses.replace(result, content=(TextContent(text),), structured_content=value)
+    return replace(result, content=(TextContent(text),), structured_content=value)

@@ -18,6 +18,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Final,
@@ -45,8 +46,6 @@ from typing_extensions import TypedDict  # pydantic refuses typing's own before 
 from roundgate.aio import Threads, run_with_room
 from roundgate.auth import Principal
 from roundgate.backends.base import Bound
-from roundgate.backends.python_values import Names, schema_name
-from roundgate.backends.schema_values import ArgumentSchema, named_by
 from roundgate.errors import Inside, ToolError
 from roundgate.json import encode, fresh
 from roundgate.protocol import (
@@ -67,6 +66,9 @@ from roundgate.protocol import (
     ToolResult,
 )
 from roundgate.replay import AnyContext, Context, DirectContext, SyncContext, run_of
+
+if TYPE_CHECKING:  # loaded only for rules
+    from roundgate.backends.python_values import Names
 
 
 class UnusableReturn(Inside, TypeError):
@@ -144,6 +146,8 @@ class Signature(Struct, frozen=True, dict=True):
     @cached_property
     def names(self) -> Names:
         """The names of arguments in the schema."""
+        from roundgate.backends.python_values import Names
+
         return Names.of(self._adapter.core_schema)
 
     def known(self, bound: Mapping[str, Any]) -> PartlyKnown:
@@ -303,7 +307,11 @@ def _public_name(name: str, hint: Any) -> str:
     `from`."""
     notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
     alias: Any = next((n.validation_alias for n in notes if n.validation_alias is not None), name)
-    return schema_name(name, alias if isinstance(alias, str) else alias.convert_to_aliases())
+    if isinstance(alias, str):
+        return alias
+    from roundgate.backends.python_values import schema_name
+
+    return schema_name(name, alias.convert_to_aliases())
 
 
 def _can_be_copied(default: Any) -> bool:
@@ -583,7 +591,7 @@ class PythonTool(Struct, frozen=True):
 
     callee: Callee
     returns: ToolReturn
-    document: ArgumentSchema | None
+    schema: Mapping[str, Any] | None
     """The input schema that the decorator declares, if it declares one."""
     becomes_task_at_once: bool
     """Whether the function must run in a task and cannot call `continue_as_task` itself."""
@@ -602,8 +610,12 @@ class PythonTool(Struct, frozen=True):
         keywords = self._keywords(arguments)
 
         def known() -> PartlyKnown:
-            read, document = self.callee.signature.known(keywords), self.document
-            return read if document is None else named_by(document, arguments, read)
+            read = self.callee.signature.known(keywords)
+            if self.schema is None:
+                return read
+            from roundgate.backends.schema_values import ArgumentSchema, named_by
+
+            return named_by(ArgumentSchema(self.schema), arguments, read)
 
         return Bound(lambda context: self._run(context, keywords), known)
 

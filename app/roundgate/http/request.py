@@ -5,7 +5,7 @@ checks its head, authenticates its caller, and turns its outcome into one answer
                                GET and DELETE too; every caller that the configuration lets in
     /healthz, /readyz,         everyone: probes, and the documents that a client needs to get a token;
     /.well-known/…             `/healthz` has more for operators
-    /events/…                  everyone: the path has a token of its own (`http.events`)
+    /events/…                  everyone: the path has a token of its own (`http.routes`)
     /console/…                 everyone: `console.access` lets operators in, by a session or a token
     anything else              operators
 

@@ -1,5 +1,5 @@
-"""The building blocks of methods: writers of results and lists, the parts of an endpoint, and
-`Methods`, which serves requests. `Extension` is the base class of extensions.
+"""The building blocks of methods: writers of results and lists, the reader of arguments, the parts of
+an endpoint, and `Methods`, which serves requests. `Extension` is the base class of extensions.
 
 Handlers return facts; `resultType`, `serverInfo` and caching hints belong to the revision
 (`protocol.revision.ResultFormat`).
@@ -22,7 +22,6 @@ from roundgate.config import GatewayConfig
 from roundgate.errors import InternalError
 from roundgate.json import encode
 from roundgate.methods.access import Access
-from roundgate.methods.arguments import Arguments
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
 from roundgate.methods.rates import ConfiguredLimits, Rates
@@ -54,6 +53,12 @@ from roundgate.tokens import StateSealer
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
     from roundgate.methods.auditing import CallRecorder
+import logging
+
+from roundgate.backends import ServedTool
+from roundgate.observability.metrics import Metrics
+from roundgate.protocol import Schema
+from roundgate.settings import ArgumentsConfig
 
 P = TypeVar("P", bound=Params)
 
@@ -340,3 +345,57 @@ class Extension(ABC):
     def tools(self, tools: Tools, kit: Kit) -> Tools:
         """Return the tools with the extension's changes to listing and calling them."""
         return tools
+
+
+log: Final = logging.getLogger("roundgate.methods")
+
+
+class Arguments:
+    """Reads the arguments of calls.
+
+    Args:
+        config: the settings for all tools.
+        metrics: counts repairs.
+    """
+
+    def __init__(self, config: ArgumentsConfig, metrics: Metrics) -> None:
+        self._mode = config.mode
+        self._ignored = frozenset(config.ignored)
+        self._metrics = metrics
+
+    def of_tool(self, served: ServedTool, sent: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Return the arguments of a call, and whether they are valid."""
+        if self._ignored.isdisjoint(sent) and served.arguments.is_valid(sent):
+            return sent, True
+        if (served.tool.argument_mode or self._mode) == "strict":
+            return sent, served.arguments.is_valid(sent)
+        return self._repaired(served.name, served.tool.definition, served.arguments, sent)
+
+    def of_own_tool(
+        self, tool: str, schema: Mapping[str, Any], sent: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the arguments of a call of one of the gateway's own tools."""
+        if self._mode == "strict":
+            return sent
+        return self._repaired(tool, {"inputSchema": schema}, Schema.compile(schema), sent)[0]
+
+    def _repaired(
+        self, tool: str, definition: Mapping[str, Any], compiled: Schema, sent: dict[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
+        from roundgate.backends.repairing import repaired, without_names
+
+        arguments, repairs = sent, dict[str, int]()
+        if not self._ignored.isdisjoint(sent):
+            arguments = without_names(definition["inputSchema"], sent, self._ignored)
+            if removed := len(sent) - len(arguments):
+                repairs["name"] = removed
+        is_valid = compiled.is_valid(arguments)
+        if not is_valid:
+            result = repaired(definition["inputSchema"], arguments)
+            arguments, repairs = result.arguments, repairs | dict(result.repairs)
+            is_valid = bool(result.repairs) and compiled.is_valid(arguments)
+        if repairs:
+            log.debug("arguments were repaired", extra={"fields": {"tool": tool, **repairs}})
+            for kind, count in repairs.items():
+                self._metrics.repaired(tool, kind, count)
+        return arguments, is_valid

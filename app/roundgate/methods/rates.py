@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from hashlib import blake2b
 from itertools import islice
 from math import inf
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec import Struct
 
@@ -39,7 +39,9 @@ from roundgate.observability.metrics import Metrics
 from roundgate.protocol import Params
 from roundgate.settings import CallLimits, RateConfig
 from roundgate.storage import SessionStore
-from roundgate.storage.rates import Buckets, Caller, LocalBuckets, Quota, SharedBuckets
+
+if TYPE_CHECKING:  # loaded only if calls a minute are limited
+    from roundgate.storage.rates import Buckets, Caller, Quota
 
 P = TypeVar("P", bound=Params)
 R = TypeVar("R", bound=Response)
@@ -104,6 +106,8 @@ class Limit:
         if config.calls_per_minute is None:
             self.calls = self.retries = None
             return
+        from roundgate.storage.rates import Quota
+
         quota = Quota(config.calls_per_minute, config.burst or config.calls_per_minute)
         if self.calls is None or self.retries is None:
             self.calls = self._make_buckets(self.name, quota)
@@ -202,9 +206,13 @@ class Rates:
         return [use for limit in self._limits.values() for use in limit.uses(most)]
 
     def _local_buckets(self, name: str, quota: Quota) -> Buckets:
+        from roundgate.storage.rates import LocalBuckets
+
         return LocalBuckets(quota, self._clock.monotonic_ms)
 
     def _shared_buckets(self, name: str, quota: Quota) -> Buckets:
+        from roundgate.storage.rates import SharedBuckets
+
         return SharedBuckets(name, quota, self._rows, self._clock)
 
 

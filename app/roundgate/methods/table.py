@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from roundgate.backends import Catalog, Fallback
 from roundgate.config import GatewayConfig
 from roundgate.methods.access import Access
-from roundgate.methods.arguments import Arguments
 from roundgate.methods.extensions import EXTENSIONS
-from roundgate.methods.parts import Kit, Method, Methods, Parts, Replies, Tools
+from roundgate.methods.parts import Arguments, Kit, Method, Methods, Parts, Replies, Tools
 from roundgate.methods.prompts_and_resources import (
     CompletionMethods,
     PromptMethods,

@@ -51,14 +51,14 @@ from roundgate.protocol.legible import page_host as page_host
 from roundgate.protocol.legible import visible as visible
 from roundgate.protocol.legible import visible_json as visible_json
 from roundgate.protocol.notifications import RESOURCE_UPDATED as RESOURCE_UPDATED
-from roundgate.protocol.pages import Page as Page
-from roundgate.protocol.pages import Pages as Pages
 from roundgate.protocol.params import CallToolParams as CallToolParams
 from roundgate.protocol.params import CompleteParams as CompleteParams
 from roundgate.protocol.params import GetPromptParams as GetPromptParams
 from roundgate.protocol.params import InputParams as InputParams
 from roundgate.protocol.params import ListenParams as ListenParams
 from roundgate.protocol.params import ListParams as ListParams
+from roundgate.protocol.params import Page as Page
+from roundgate.protocol.params import Pages as Pages
 from roundgate.protocol.params import Params as Params
 from roundgate.protocol.params import PromptReference as PromptReference
 from roundgate.protocol.params import ReadResourceParams as ReadResourceParams
@@ -86,4 +86,3 @@ from roundgate.protocol.tasks import detailed as detailed
 from roundgate.protocol.tasks import sources as sources
 from roundgate.protocol.tasks import target as target
 from roundgate.protocol.tasks import to_wire as to_wire
-from roundgate.protocol.uri_template import UriTemplate as UriTemplate

@@ -7,13 +7,12 @@ resources/read. `visibility` without "model" means a tool that only pages call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from pydantic import ConfigDict
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from roundgate.protocol.content import without_none
+from roundgate.protocol.content import Value, without_none
 
 EXTENSION: Final = "io.modelcontextprotocol/ui"
 SCHEME: Final = "ui://"
@@ -42,8 +41,7 @@ class Csp(TypedDict, total=False):
     """Origins of the document's base URI."""
 
 
-@dataclass(frozen=True, slots=True)
-class App:
+class App(Value, frozen=True):
     """The page of a tool: an HTML file, and options for the host that shows the page."""
 
     file: str | None = None

@@ -9,11 +9,44 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct, structs
+from pydantic import GetCoreSchemaHandler, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema, core_schema
 
 Role: TypeAlias = Literal["user", "assistant"]
 Wire: TypeAlias = dict[str, Any]
+
+
+class Value(Struct, frozen=True):
+    """The base of values that tools make and steps return. Annotations may name a subclass: pydantic
+    reads and writes its fields like those of a dataclass."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        read, written = {}, {}
+        for field in structs.fields(cls):
+            schema = handler.generate_schema(field.type)
+            written[field.name] = core_schema.typed_dict_field(schema)
+            if not field.required:
+                schema = core_schema.with_default_schema(schema, default=field.default)
+            read[field.name] = core_schema.model_field(schema)
+
+        members = core_schema.model_fields_schema(read)
+
+        def validate(value: Any, inner: ValidatorFunctionWrapHandler) -> Value:
+            return value if isinstance(value, cls) else cls(**inner(value)[0])
+
+        return core_schema.json_or_python_schema(
+            json_schema=core_schema.no_info_after_validator_function(
+                lambda found: cls(**found[0]), members
+            ),
+            python_schema=core_schema.no_info_wrap_validator_function(validate, members),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                structs.asdict, return_schema=core_schema.typed_dict_schema(written)
+            ),
+        )
 
 
 def base64_text(data: bytes | str) -> str:
@@ -31,8 +64,7 @@ def _copied(meta: Mapping[str, Any] | None) -> Wire | None:
     return None if meta is None else dict(meta)  # the JSON writer accepts only dict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Annotations:
+class Annotations(Value, frozen=True, kw_only=True):
     """The audience, priority (0 to 1) and last change (ISO 8601) of a block."""
 
     audience: Sequence[Role] | None = None
@@ -46,8 +78,7 @@ class Annotations:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Icon:
+class Icon(Value, frozen=True):
     """An image for a user interface, with an https: or data: URI, a MIME type, sizes such as
     "48x48", and a light or dark theme."""
 
@@ -61,8 +92,7 @@ class Icon:
         return without_none(src=self.src, mimeType=self.mime_type, sizes=sizes, theme=self.theme)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Annotated:
+class _Annotated(Value, frozen=True, kw_only=True):
     annotations: Annotations | None = None
     meta: Mapping[str, Any] | None = None
 
@@ -75,8 +105,7 @@ class _Annotated:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TextContent(_Annotated):
+class TextContent(_Annotated, frozen=True):
     """A block of text: `{"type": "text", "text": …}`"""
 
     text: str
@@ -85,8 +114,7 @@ class TextContent(_Annotated):
         return {"type": "text", "text": self.text, **self._extras()}
 
 
-@dataclass(frozen=True, slots=True)
-class ImageContent(_Annotated):
+class ImageContent(_Annotated, frozen=True):
     """An image: `{"type": "image", "data": base64, "mimeType": "image/png"}`"""
 
     data: bytes | str
@@ -101,8 +129,7 @@ class ImageContent(_Annotated):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class AudioContent(_Annotated):
+class AudioContent(_Annotated, frozen=True):
     """A recording: `{"type": "audio", "data": base64, "mimeType": "audio/wav"}`"""
 
     data: bytes | str
@@ -117,8 +144,7 @@ class AudioContent(_Annotated):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class TextResourceContents:
+class TextResourceContents(Value, frozen=True):
     """The text of a resource."""
 
     uri: str
@@ -135,8 +161,7 @@ class TextResourceContents:
         return {**(self.forwarded or {}), **known}
 
 
-@dataclass(frozen=True, slots=True)
-class BlobResourceContents:
+class BlobResourceContents(Value, frozen=True):
     """The bytes of a resource, or their base64."""
 
     uri: str
@@ -157,8 +182,7 @@ class BlobResourceContents:
 ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardedRead:
+class ForwardedRead(Value, frozen=True):
     """The result of resources/read of another server."""
 
     contents: Sequence[ResourceContents]
@@ -171,8 +195,7 @@ class ForwardedRead:
     """Whether the server reserves the contents for the caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddedResource(_Annotated):
+class EmbeddedResource(_Annotated, frozen=True):
     """A resource's contents inside a result: `{"type": "resource", "resource": …}`"""
 
     resource: ResourceContents
@@ -181,8 +204,7 @@ class EmbeddedResource(_Annotated):
         return {"type": "resource", "resource": self.resource.to_wire(), **self._extras()}
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceLink(_Annotated):
+class ResourceLink(_Annotated, frozen=True):
     """A link to a resource that the client may read: `{"type": "resource_link", "uri": …, "name":
     …}`"""
 
@@ -209,8 +231,7 @@ class ResourceLink(_Annotated):
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardedContent:
+class ForwardedContent(Value, frozen=True):
     """A block of another server, in its form on the wire."""
 
     wire: Mapping[str, Any]
@@ -230,8 +251,7 @@ ContentBlock: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PromptMessage:
+class PromptMessage(Value, frozen=True):
     """One message of a prompt; a string is a text block."""
 
     role: Role
@@ -242,8 +262,7 @@ class PromptMessage:
         return {"role": self.role, "content": content.to_wire()}
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardedPrompt:
+class ForwardedPrompt(Value, frozen=True):
     """The result of prompts/get of another server, in its form on the wire."""
 
     wire: Mapping[str, Any]
@@ -256,8 +275,7 @@ class _Absent:
 ABSENT = _Absent()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolResult:
+class ToolResult(Value, frozen=True):
     """The result of tools/call: blocks for a model to read, a JSON value for a program, and whether
     the tool failed."""
 
@@ -288,8 +306,7 @@ class ToolResult:
         return wire
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(Value, frozen=True):
     """Suggestions for an argument, best first; at most 100 are sent
     (server/utilities/completion)."""
 

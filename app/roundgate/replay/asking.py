@@ -19,7 +19,6 @@ before could be lost.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
@@ -78,9 +77,7 @@ async def ask(
             answer = _known(run, keys[name], name, question)
             if isinstance(answer, Answer):
                 answers[name] = (
-                    dataclasses.replace(answer, value=fresh(default))
-                    if answer.action == "timeout"
-                    else answer
+                    replace(answer, value=fresh(default)) if answer.action == "timeout" else answer
                 )
             else:
                 opened.append((name, answer, question))

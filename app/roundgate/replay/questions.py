@@ -8,7 +8,6 @@ The digest of its wire form identifies a question. After an answer that does not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from roundgate.errors import Declined, Inside
 from roundgate.json import digest
 from roundgate.protocol import PromptMessage, Schema, page_host, without_none
+from roundgate.protocol.content import Value
 from roundgate.replay.journal import plain
 
 _LABELS: Final = ("title", "description", "default")
@@ -41,8 +41,7 @@ class UnfitAnswer(Inside):
     respondent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Value, frozen=True):
     """An answer to a question. `value` is set for "accept", and is the default for "timeout"."""
 
     name: str
@@ -167,8 +166,7 @@ class Url(Struct, frozen=True):
         return Answer(name, _action(response))
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(Value, frozen=True):
     """The answer of the client's model."""
 
     role: str
@@ -237,8 +235,7 @@ class Sample(Struct, frozen=True):
         return Answer(name, "accept", Sampled(response["role"], blocks, model, reason))
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(Value, frozen=True):
     """A directory or file that the client lets the server work with."""
 
     uri: str

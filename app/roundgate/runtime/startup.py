@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from roundgate import aws, config
+from roundgate import config
 from roundgate import observability as logs
 from roundgate.auth import Principal, task_owner
 from roundgate.backends import KeptTexts, Serving, Snapshot
@@ -381,6 +381,7 @@ def _check_queue(using: Settings) -> None:
 
 
 def _at_sqs(url: str) -> SqsQueue:
+    from roundgate import aws
     from roundgate.storage import sqs
 
     return sqs.SqsQueue(
@@ -401,12 +402,14 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
     if using.state_keys is not None:
         return keys.parse(using.state_keys, using.state_keys_source)
     secret, encrypted = using.state_keys_secret, using.state_keys_kms
+    if secret is None and encrypted is None:
+        require_one_host(using)
+        return keys.from_file(using.sqlite_path.with_suffix(".key"))
+    from roundgate import aws
+
     if secret is not None:
         return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws.client), using, clock)
-    if encrypted is not None:
-        return _kept_at_aws(lambda: keys.from_kms(encrypted, aws.client), using, clock)
-    require_one_host(using)
-    return keys.from_file(using.sqlite_path.with_suffix(".key"))
+    return _kept_at_aws(lambda: keys.from_kms(str(encrypted), aws.client), using, clock)
 
 
 def require_one_host(using: Settings) -> None:

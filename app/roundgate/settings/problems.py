@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ValidationError
 
 from roundgate.errors import Problem
-from roundgate.settings.references import CallerReference, Deferred, misplaced_caller
+from roundgate.settings.references import CallerReference, Deferred, misplaced, misplaced_caller
 from roundgate.settings.yaml_file import Origin
 
 _IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
@@ -71,15 +71,6 @@ def problems_of(
             problem = replace(problem, message=f"{before.message}; or: {problem.message}")
         problems[key] = problem
     return list(problems.values())
-
-
-def misplaced(place: Origin) -> Problem:
-    """Return the problem of a reference to AWS in a setting that does not accept references."""
-    return place.problem(
-        "may not be a reference to AWS",
-        "use ${secret:…} and ${ssm:…} in `credential`, `credentials` and `headers` of a back end;"
-        " elsewhere ${NAME} and ${file:path}",
-    )
 
 
 def _remedy(

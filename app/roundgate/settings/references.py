@@ -215,6 +215,15 @@ def _caller_reference(pieces: Sequence[str | Expression]) -> CallerReference | N
     return CallerReference(fact)
 
 
+def misplaced(place: Origin) -> Problem:
+    """Return the problem of a reference to AWS in a setting that does not accept references."""
+    return place.problem(
+        "may not be a reference to AWS",
+        "use ${secret:…} and ${ssm:…} in `credential`, `credentials` and `headers` of a back end;"
+        " elsewhere ${NAME} and ${file:path}",
+    )
+
+
 def misplaced_caller(place: Origin) -> Problem:
     """Return the problem of a reference to the caller in a setting that does not accept it."""
     return place.problem(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate.auth import Principal
 from roundgate.backends import Returned

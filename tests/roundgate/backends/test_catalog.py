@@ -11,7 +11,7 @@ from roundgate.backends.base import Offering, Prompt, Resource, Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.protocol.content import Completion
-from roundgate.protocol.pages import Pages
+from roundgate.protocol.params import Pages
 from tests.support.catalogs import built
 
 

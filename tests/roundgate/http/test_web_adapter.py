@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate import Context, tool
-from roundgate.http import MARGIN_MS
+from roundgate.http.web_adapter import MARGIN_MS
 from roundgate.observability.correlation import members_here
 from roundgate.settings.process import Settings
 from tests.support import wire

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate import Completion, Context, prompt, resource, tool
-from roundgate.methods.extensions import ROUTES
-from roundgate.methods.skills import SkillsExtension
+from roundgate.methods.extensions import ROUTES, SkillsExtension
 from roundgate.protocol.tasks import EXTENSION
 from roundgate.protocol.v2026_07_28 import METHODS as OWN
 from roundgate.settings.process import Settings

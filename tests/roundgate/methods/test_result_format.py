@@ -17,7 +17,7 @@ from roundgate.methods.parts import Listing, Replies
 from roundgate.methods.rounds import InputRequired
 from roundgate.protocol import revision, v2026_07_28
 from roundgate.protocol.content import ToolResult
-from roundgate.protocol.pages import Pages
+from roundgate.protocol.params import Pages
 
 INFO = {"name": "roundgate", "version": "1"}
 META = {"io.modelcontextprotocol/serverInfo": INFO}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from mcp_types import _v2026_07_28 as official
+from msgspec.structs import replace
 
 from roundgate.json import encode
 from roundgate.protocol.content import (

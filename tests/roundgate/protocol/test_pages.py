@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.errors import InvalidParams
-from roundgate.protocol.pages import Page, Pages
+from roundgate.protocol.params import Page, Pages
 from tests.support import json_values
 
 

@@ -34,7 +34,6 @@ from roundgate.backends.config import BackendConfig
 from roundgate.backends.modules import Modules
 from roundgate.backends.python.pages import PythonPages, UnusablePage
 from roundgate.backends.python.versions import Versions
-from roundgate.backends.schema_values import ArgumentSchema
 from roundgate.backends.signature import (
     Callee,
     PythonTool,
@@ -55,7 +54,6 @@ from roundgate.protocol import (
     Completion,
     PromptMessage,
     ResourceContents,
-    UriTemplate,
     without_none,
 )
 from roundgate.replay import Context
@@ -252,9 +250,8 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     is_direct = signature.takes_context is None and task == "forbidden"
     # without a context the function cannot call `continue_as_task` itself
     becomes_task_at_once = signature.takes_context is None and not is_direct
-    document = None if schema is None else ArgumentSchema(definition["inputSchema"])
-
-    calls = PythonTool(callee, returns, document, becomes_task_at_once)
+    declared = None if schema is None else definition["inputSchema"]
+    calls = PythonTool(callee, returns, declared, becomes_task_at_once)
     return Tool(
         definition,
         DirectCall(calls.direct) if is_direct else calls.call,
@@ -296,6 +293,8 @@ def _resource(callee: Callee, declaration: Declaration) -> Resource:
     signature, options = callee.signature, declaration.options
     if not isinstance(declaration.uri, str) or not declaration.uri.strip():
         raise TypeError("the URI of a resource must be a non-empty string")
+    from roundgate.protocol.uri_template import UriTemplate
+
     template = UriTemplate.parse(declaration.uri)
     names = [p.name for p in signature.parameters]
     if not signature.takes_any and set(names) != set(template.variables):
