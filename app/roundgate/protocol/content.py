@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct, structs
-from pydantic import GetCoreSchemaHandler, ValidatorFunctionWrapHandler
+from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 Role: TypeAlias = Literal["user", "assistant"]
@@ -25,24 +25,23 @@ class Value(Struct, frozen=True):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        read, written = {}, {}
+        members, written = {}, {}
         for field in structs.fields(cls):
             schema = handler.generate_schema(field.type)
             written[field.name] = core_schema.typed_dict_field(schema)
             if not field.required:
                 schema = core_schema.with_default_schema(schema, default=field.default)
-            read[field.name] = core_schema.model_field(schema)
+            members[field.name] = core_schema.model_field(schema)
+        read = core_schema.no_info_after_validator_function(
+            lambda found: cls(**found[0]), core_schema.model_fields_schema(members)
+        )
 
-        members = core_schema.model_fields_schema(read)
-
-        def validate(value: Any, inner: ValidatorFunctionWrapHandler) -> Value:
-            return value if isinstance(value, cls) else cls(**inner(value)[0])
+        def to_members(value: Any) -> Any:
+            return structs.asdict(value) if isinstance(value, cls) else value
 
         return core_schema.json_or_python_schema(
-            json_schema=core_schema.no_info_after_validator_function(
-                lambda found: cls(**found[0]), members
-            ),
-            python_schema=core_schema.no_info_wrap_validator_function(validate, members),
+            json_schema=read,
+            python_schema=core_schema.no_info_before_validator_function(to_members, read),
             serialization=core_schema.plain_serializer_function_ser_schema(
                 structs.asdict, return_schema=core_schema.typed_dict_schema(written)
             ),
