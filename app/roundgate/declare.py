@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, Unpack, overload
 
 from msgspec import Struct
@@ -142,6 +141,8 @@ def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Cal
     """
     names = list(OPTIONS[decorator].__annotations__)
     if unknown := sorted(options.keys() - set(names)):
+        from difflib import get_close_matches
+
         near = get_close_matches(unknown[0], names, 1)
         meant = f": did you mean {near[0]}?" if near else ""
         raise TypeError(

@@ -42,7 +42,6 @@ from roundgate.protocol import (
     merged,
 )
 from roundgate.protocol.apps import page_uris
-from roundgate.protocol.uri_template import ascii_uri, has_dot_segments
 from roundgate.replay import Context
 from roundgate.settings import Origin
 
@@ -189,6 +188,8 @@ class Catalog(Struct, frozen=True, dict=True):
     @cached_property
     def _by_ascii_uri(self) -> Mapping[str, str]:
         """The URIs of `resources` by the form in which they are looked up."""
+        from roundgate.protocol.uri_template import ascii_uri
+
         return {ascii_uri(each): each for each in self.resources}
 
     def use(self) -> AbstractContextManager[Catalog]:
@@ -302,6 +303,8 @@ class Catalog(Struct, frozen=True, dict=True):
         """
         if uri in self.resources:
             return self.resources[uri], {}
+        from roundgate.protocol.uri_template import ascii_uri
+
         normal = ascii_uri(uri)
         if normal in self._by_ascii_uri:
             return self.resources[self._by_ascii_uri[normal]], {}
@@ -326,6 +329,8 @@ class Catalog(Struct, frozen=True, dict=True):
     def _is_part(self, uri: str) -> bool:
         """Return whether the catalog may serve an unlisted URI: a pattern matches it, and it has no
         dot segments."""
+        from roundgate.protocol.uri_template import has_dot_segments
+
         return not has_dot_segments(uri) and any(
             fnmatchcase(uri, pattern) for pattern in self.unlisted_patterns
         )

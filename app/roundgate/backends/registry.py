@@ -12,7 +12,6 @@ import re
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from operator import attrgetter
@@ -226,6 +225,8 @@ def _own_model(name: Any, origin: Origin) -> type[BackendConfig]:
     try:
         place = _own_place(str(name))
     except LookupError:
+        from difflib import get_close_matches
+
         near = get_close_matches(str(name).lower(), names, 1)
         remedy = "use one of these kinds" + (f"; did you mean {near[0]}?" if near else "")
         message = f"there is no kind {name!r}; the kinds are {', '.join(map(repr, names))}"

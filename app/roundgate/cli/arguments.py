@@ -182,8 +182,10 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: the address or the port cannot be used.
     """
+    # a text, even if it is ASCII, would load the tables of IDNA
+    name = host.encode() if host.isascii() else host
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # prefer IPv4, which clients try first for names such as localhost with both kinds of address
         addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
         family, kind, protocol, _, address = addresses[0]

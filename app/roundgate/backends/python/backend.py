@@ -7,7 +7,6 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -441,6 +440,8 @@ def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) ->
                 " package.module in place of path"
             )
         case ImportError(name="roundgate") if match := re.match(r".*?name '(\w+)'", message):
+            from difflib import get_close_matches
+
             near = get_close_matches(match[1].lower(), _exported_names(), 1)
             return (
                 f"did you mean {near[0]}?"
