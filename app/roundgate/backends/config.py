@@ -89,7 +89,7 @@ class BackendLimits(Model):
     )
 
     @model_validator(mode="after")
-    def _limits_something(self) -> BackendLimits:
+    def _limits_something(self) -> Self:
         if self.concurrent is None and self.calls_per_minute is None:
             raise ValueError("give at least one of concurrent and calls_per_minute")
         if self.calls_per_minute is None and (self.burst is not None or self.shared):

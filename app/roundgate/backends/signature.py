@@ -31,7 +31,7 @@ from typing import (
     get_type_hints,
 )
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import (
     PydanticInvalidForJsonSchema,
@@ -65,6 +65,7 @@ from roundgate.protocol import (
     TextResourceContents,
     ToolResult,
 )
+from roundgate.protocol.content import Value
 from roundgate.replay import AnyContext, Context, DirectContext, SyncContext, run_of
 
 if TYPE_CHECKING:  # loaded only for rules
@@ -328,7 +329,7 @@ def _note_default(defaults: dict[str, Any], name: str, value: Any) -> None:
             f"parameter {name!r} has Field(…) as its default; write Annotated[…, Field(…)] = … instead"
         )
     try:
-        shown = to_jsonable_python(value)
+        shown = to_jsonable_python(value, fallback=_members)
         json.dumps(shown, allow_nan=False)
     except ValueError:  # a default that JSON cannot show is still a default
         return
@@ -427,9 +428,18 @@ def to_json(value: Any, where: str, adapter: TypeAdapter[Any] | None = None) -> 
 
 def _dumped(value: Any, adapter: TypeAdapter[Any] | None, mode: Literal["json", "python"]) -> Any:
     if adapter is None:
-        return to_jsonable_python(value, by_alias=True)
+        return to_jsonable_python(value, by_alias=True, fallback=_members)
     # no warnings: the output schema decides whether the value fits
-    return adapter.serializer.to_python(value, mode=mode, by_alias=True, warnings=False)
+    return adapter.serializer.to_python(
+        value, mode=mode, by_alias=True, warnings=False, fallback=_members
+    )
+
+
+def _members(value: Any) -> dict[str, Any]:
+    """Return the members of a value whose type no annotation names, such as an `Answer` in a dict."""
+    if isinstance(value, Value):
+        return structs.asdict(value)
+    raise PydanticSerializationError(f"Unable to serialize unknown type: {type(value)}")
 
 
 def _not_finite(value: Any) -> str | None:

@@ -22,6 +22,7 @@ from roundgate import (
     BlobResourceContents,
     Completion,
     EmbeddedResource,
+    Icon,
     ImageContent,
     PromptMessage,
     ResourceLink,
@@ -158,6 +159,16 @@ def test_models_dataclasses_and_typed_dicts_are_structured(
 def test_data_from_a_function_without_annotation_is_structured_too(value: Any) -> None:
     found = wire(Any, value)
     assert found["structuredContent"] == json.loads(found["content"][0]["text"])
+
+
+@pytest.mark.parametrize("annotation", [Any, dict[str, Any], dict])
+def test_values_inside_other_data_are_objects(annotation: Any) -> None:
+    data = {"icon": Icon("https://h/a.png"), "all": [Icon("https://h/b.png", sizes=["1x1"])]}
+    icon = {"mime_type": None, "sizes": None, "theme": None}
+    assert wire(annotation, data)["structuredContent"] == {
+        "icon": {"src": "https://h/a.png", **icon},
+        "all": [{"src": "https://h/b.png", **icon, "sizes": ["1x1"]}],
+    }
 
 
 def test_a_function_whose_annotation_has_no_schema_still_answers() -> None:
