@@ -5,6 +5,8 @@ WWW-Authenticate: Bearer error="invalid_token", error_description="…", scope="
     resource_metadata="https://mcp.example.com/.well-known/oauth-protected-resource/mcp"
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
