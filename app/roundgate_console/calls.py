@@ -186,7 +186,8 @@ async def _find(console: Console, filters: CallFilters) -> list[list[RecentCall]
     calls = [call for call in recent if filters.matches(call, console.backend_of(call.tool))]
     if filters.order == "slowest":
         calls.sort(key=lambda call: call.took_ms, reverse=True)
-    return [[call] for call in calls] if filters.each else equal_calls(calls)
+    is_grouped = not (filters.each or filters.order)
+    return equal_calls(calls) if is_grouped else [[call] for call in calls]
 
 
 def _page(console: Console, groups: Sequence[Sequence[RecentCall]], page: int) -> CallList:

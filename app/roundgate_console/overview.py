@@ -81,7 +81,7 @@ class BackendSummary(BaseModel):
     name: str
     is_served: bool
     state: Literal["served", "failing", "missing"] = Field(
-        description="`failing`: its server does not answer, or its last calls failed."
+        description="`failing`: its server does not answer, requests are paused, or calls fail."
     )
     tools: int = Field(description="Its tools at the endpoint of all tools.")
     problems: list[str] = Field([], description="The reasons why it is not served or fails.")
@@ -252,16 +252,16 @@ def _backends(console: Console, health: Health, now_ms: int) -> list[BackendSumm
     }
     down = {server.name for server in health.upstreams or () if server.status == "down"}
     tools = Counter(served.backend for served in serving.catalog.tools.values())
-    slots = console.recent.activity(HOUR, now_ms)
+    slots, paused = console.recent.activity(HOUR, now_ms), console.recent.paused()
 
     def summary(name: str) -> BackendSummary:
         hour, lately = _of(name, slots), _of(name, slots[-5:])
         fails = lately.runs >= FAILING_RUNS and lately.failed >= FAILING_SHARE * lately.runs
-        reasons = problems.get(name, [])
+        reasons = [*problems.get(name, []), *paused.get(name, [])]
         if name in down:
-            reasons = ["its server does not answer"]
-        elif fails:
-            reasons = [f"{lately.failed} of {lately.runs} failed in the last five minutes"]
+            reasons.append("its server does not answer")
+        if fails:
+            reasons.append(f"{lately.failed} of {lately.runs} failed in the last five minutes")
         return BackendSummary(
             name=name,
             is_served=name not in missing,
@@ -303,12 +303,21 @@ class LimitUse(BaseModel):
     )
 
 
+class BackendUse(BaseModel):
+    """The calls at the limits of a back end or tool, in this process."""
+
+    name: str
+    running: int
+    waiting: int
+
+
 class LimitList(BaseModel):
     """The limits of gateway.yaml."""
 
     shared: bool = Field(description="Whether replicas count together, in the store.")
     limits: list[LimitRow]
     uses: list[LimitUse]
+    backends: list[BackendUse] = Field(description="Back ends and tools with `limits`.")
 
 
 def make_limits_router(console: Console) -> APIRouter:
@@ -346,6 +355,10 @@ def make_limits_router(console: Console) -> APIRouter:
                     left=use.left,
                 )
                 for use in console.replica.rates.uses(MAX_CALLERS)
+            ],
+            backends=[
+                BackendUse(name=name, running=running, waiting=waiting)
+                for name, (running, waiting) in console.core.serving.now.limit_uses().items()
             ],
         )
 

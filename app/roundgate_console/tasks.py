@@ -333,7 +333,7 @@ class _Pages:
             if form.get("asks", [digest]) != [digest]:
                 text = "asks other questions now: load its page again"
                 acted = Acted(task=task, done=False, text=text)
-                return self._console.page(request, "task_acted.html", acted=acted)
+                return await self._acted(request, shown.record.ref, acted)
             answers = read_answers(shown.questions(), form)
             if answers.problems:
                 return self._page(request, shown, form, answers.problems)
@@ -348,11 +348,23 @@ class _Pages:
             raise PageError(400, str(error)) from None
         except NotRetryable as refusal:
             acted = Acted(task=task, done=False, text=str(refusal))
-            return self._console.page(request, "task_acted.html", acted=acted)
+            return await self._acted(request, shown.record.ref, acted)
         if form.get("confirmed") == ["yes"]:
             acted = await self._control(request).act(shown.record.ref, act)
-            return self._console.page(request, "task_acted.html", acted=acted)
+            return await self._acted(request, shown.record.ref, acted)
         return self._confirmation(request, shown, act, form, again)
+
+    async def _acted(self, request: Request, ref: TaskRef, acted: Acted) -> Response:
+        """Return the page of a result, with links to the task and to the task that continues it."""
+        record = await self._store.head(ref)
+        successor = None if record is None else record.retried_as
+        return self._console.page(
+            request,
+            "task_acted.html",
+            acted=acted,
+            is_stored=record is not None,
+            successor=successor and str(TaskRef(ref.owner, successor)),
+        )
 
     def _confirmation(
         self,

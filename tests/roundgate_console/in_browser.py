@@ -17,39 +17,6 @@ from roundgate import Context, tool
 from roundgate_aws.machine import reserved_port
 from tests.support.asgi import built, config_of, of_functions
 
-CONTRAST: float = 4.5
-"""The contrast of text that WCAG 2.2 requires at level AA."""
-
-LOW_CONTRAST = (
-    r"""
-(() => {
-  const channels = color => color.match(/[\d.]+/g).map(Number);
-  const linear = part => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-  const behind = element => {
-    for (; element; element = element.parentElement) {
-      const color = channels(getComputedStyle(element).backgroundColor);
-      if (color.length < 4 || color[3] === 1) return color;
-    }
-    return matchMedia("(prefers-color-scheme: dark)").matches ? [0, 0, 0] : [255, 255, 255];
-  };
-  const low = [];
-  const nodes = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (nodes.nextNode()) {
-    const element = nodes.currentNode.parentElement;
-    if (!nodes.currentNode.textContent.trim() || !element.getClientRects().length) continue;
-    const style = getComputedStyle(element);
-    const text = channels(element instanceof SVGElement ? style.fill : style.color);
-    const pair = [light(text), light(behind(element))].sort((a, b) => b - a);
-    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
-    if (ratio < LIMIT) low.push(`${nodes.currentNode.textContent.trim().slice(0, 40)}: ${ratio.toFixed(2)}`);
-  }
-  return low;
-})()
-"""
-).replace("LIMIT", str(CONTRAST))
-"""Returns the texts of a page whose contrast is too low."""
-
 STOP_UPDATES = """
 window.stopped = event => event.preventDefault();
 for (const name of ["htmx:beforeRequest", "htmx:beforeSwap"])
@@ -67,12 +34,6 @@ Array.from(document.querySelectorAll("a[href], button, input, select, textarea, 
   .filter(each => each.type !== "hidden" && !each.disabled && each.checkVisibility())
 """
 """The visible controls of a page."""
-
-UNNAMED = f"""
-{CONTROLS.strip()}.filter(each => !(each.labels?.length || each.textContent.trim()
-  || each.getAttribute("aria-label"))).map(each => each.outerHTML.slice(0, 200))
-"""
-"""Returns the controls without a name for screen readers."""
 
 FOCUS = """
 (() => { const each = document.activeElement, style = getComputedStyle(each);

@@ -173,7 +173,9 @@ class TaskPagesContract:
             for title in titles:
                 assert title in page
             assert "<svg" in page
-            assert await gateway.browser.page(f"/tasks/{task}/state?left=3&seen=2")
+            state = await gateway.browser.get(f"/tasks/{task}/state?left=3&seen=another")
+            assert "The task has changed" in state.text
+            assert "hx-refresh" not in state.headers  # its page has a form
 
     async def test_an_operator_answers_a_question_and_retries_the_step_that_failed(
         self, operated: Operating
@@ -265,6 +267,8 @@ class TaskPagesContract:
             task = str(await add(gateway.store, 1))
             assert (await gateway.shown(task))["actions"] == ["requeue", "cancel"]
             assert "is queued" in await gateway.act(task, "requeue")
+            state = await gateway.browser.get(f"/tasks/{task}/state?left=3&seen=another")
+            assert state.headers["hx-refresh"] == "true"
             assert "cancel it first" in await gateway.act(task, "purge")
             await gateway.act(task, "cancel")
             assert "Nothing was done" in await gateway.act(task, "requeue")

@@ -1,14 +1,18 @@
-"""The work of the last hour and day, and the replicas of a gateway."""
+"""The overview: the work of the last hour and day, tasks that need a person, and the replicas of a gateway."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from roundgate.operators.facts import Need, need_of
+from roundgate.protocol import Status
 from roundgate.settings.process import Settings
+from roundgate.storage import HIDDEN, Ending, TaskRecord, TaskRef
 from roundgate_console.activity import DAY, HOUR, Activity, Cell, total
 from roundgate_console.charts import Tick, age, histogram, picture, took
 from roundgate_console.recent import RecentEvents
@@ -160,3 +164,40 @@ async def test_replicas_on_one_store_see_each_other_and_tell_versions_that_diffe
         assert "1</strong> replica differs" in await gateway.browser.page()
         await rows.put(KEY, b"of a later version", clock.now_ms() + GONE_MS)
         assert len((await gateway.browser.get("/api/overview")).json()["replicas"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("need", "facts"),
+    [
+        (Need.FAILED, {"status": Status.FAILED}),
+        (Need.FAILED, {"status": Status.COMPLETED, "ending": Ending.STEP_FAILED}),
+        (None, {"status": Status.FAILED, "retried_as": "B"}),
+        (None, {"status": Status.FAILED, "expires_ms": NOW_MS}),
+        (None, {"status": Status.COMPLETED, "ending": Ending.OK}),
+        (None, {"status": Status.CANCELLED}),
+        (Need.APPROVAL, {"status": Status.INPUT_REQUIRED, "asked": ["ship/approve"]}),
+        (Need.CLIENT, {"status": Status.INPUT_REQUIRED, "asked": ["why"]}),
+        (None, {"updated_ms": NOW_MS - MINUTE_MS}),
+        (Need.WORKER, {}),
+        (None, {"wake_ms": NOW_MS + 1}),
+        (None, {"lease_until_ms": NOW_MS + 1}),
+        (Need.WORKER, {"declined_ms": 1, "wake_ms": NOW_MS + 1}),
+        (None, {"declined_ms": NOW_MS - 1}),
+        (None, {"ref": TaskRef("uOwner", f"{HIDDEN}A")}),
+    ],
+)
+def test_a_task_needs_a_person_for_one_reason(need: Need | None, facts: dict[str, Any]) -> None:
+    record = TaskRecord(
+        **{
+            "ref": TaskRef("uOwner", "A"),
+            "tool": "refund",
+            "status": Status.WORKING,
+            "status_message": None,
+            "created_ms": 0,
+            "updated_ms": 0,
+            "expires_ms": NOW_MS * 2,
+            "revision": 1,
+            **facts,
+        }
+    )
+    assert need_of(record, NOW_MS) is need

@@ -13,6 +13,7 @@ from roundgate import Context, tool
 from roundgate_console.audit import AuditRecords
 from tests.support.asgi import built, config_of
 from tests.support.console import Browser, browser_of, elements, local, with_auth
+from tests.support.services import answer, service
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
@@ -68,6 +69,35 @@ async def test_limits_show_their_present_use() -> None:
     assert [(use["name"], use["subject"], use["left"]) for use in found["uses"]] == [
         ("callers", "127.0.0.1", 9)
     ]
+
+
+async def test_limits_of_back_ends_show_their_running_and_waiting_calls() -> None:
+    async with local(hello, backend={"limits": {"concurrent": 2}}) as browser:
+        found = (await browser.get("/api/limits")).json()
+        assert found["backends"] == [{"name": "python", "running": 0, "waiting": 0}]
+        assert "Back ends and their tools" in await browser.page("/limits")
+
+
+async def test_a_back_end_whose_requests_are_paused_is_failing(tmp_path: Path) -> None:
+    async with service(answer(status="503 Service Unavailable")) as api:
+        read = {"name": "read", "description": "Reads.", "method": "GET", "path": "/"}
+        http = {
+            "kind": "http",
+            "name": "api",
+            "prefix": "",
+            "base_url": api.url,
+            "breaker": {"failures": 2},
+            "tools": [read],
+        }
+        app = built(config_of({"backends": [http], "console": {}}, tmp_path))
+        async with browser_of(app) as browser:
+            await browser.get(f"/enter?token={app.state.console.sessions.seal_link()}")
+            for _ in range(2):
+                await browser.submit("/tools/read/call", {})
+            (backend,) = (await browser.get("/api/overview")).json()["backends"]
+            host = api.url.removeprefix("http://")
+            assert backend["state"] == "failing"
+            assert backend["problems"] == [f"requests to {host} are paused: it answered 503"]
 
 
 async def test_a_call_beyond_a_limit_is_shown_as_an_error() -> None:

@@ -20,6 +20,7 @@ from typing import Protocol
 from roundgate.backends.base import Backend, LiveBackend, NamedBackend, ServerState
 from roundgate.backends.catalog import Catalog
 from roundgate.backends.offers import Offers
+from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.background import detached
 
 log = logging.getLogger("roundgate.backends")
@@ -48,6 +49,15 @@ class Snapshot:
         """The offers from which the catalog was made."""
         self._users = 0
         self._unused: asyncio.Event | None = None
+
+    def limit_uses(self) -> dict[str, tuple[int, int]]:
+        """Return the numbers of running and waiting calls of each back end and tool with `limits`."""
+        return {
+            name: use
+            for backend in self.backends
+            if isinstance(backend, ConfiguredBackend) and backend.limiters is not None
+            for name, use in backend.limiters.uses().items()
+        }
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Return a context manager that keeps the back ends open within its block."""
