@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import json
 import ssl
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +61,7 @@ class Scripted:
 
 
 Script = Callable[[Asked], Any]
+Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
@@ -183,3 +184,26 @@ def modern(call: Script, tools: list[dict[str, Any]] | None = None) -> Script:
         return call(asked)
 
     return script
+
+
+@asynccontextmanager
+async def serving(converse: Converse, tls: ssl.SSLContext | None = None) -> AsyncGenerator[str]:
+    """Yield the URL of a server that treats each connection with `converse`."""
+
+    conversations: set[asyncio.Task[None]] = set()
+
+    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        conversations.add(current)
+        with suppress(asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
+            await converse(reader, writer)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(guarded, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        for conversation in conversations:
+            conversation.cancel()
+        await asyncio.gather(*conversations, return_exceptions=True)

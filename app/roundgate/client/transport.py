@@ -349,9 +349,9 @@ class HttpxTransport:
         if self._http is not None:
             return await self._http.send(request, stream=True, auth=None, follow_redirects=False)
         if self._own is None:
-            from roundgate.net.http import make_transport
+            from roundgate.net.http import PooledTransport
 
-            self._own = make_transport(
+            self._own = PooledTransport(
                 tls=self._tls,
                 max_connections=self._limits.max_connections,
                 max_idle=_MAX_IDLE,

@@ -1,29 +1,21 @@
-"""The httpx client for all requests to services and servers.
+"""The httpx transport, and client, for all requests to services and servers.
 
-`make_client` returns a stock `httpx.AsyncClient` on the connections of httpcore, `make_transport` the client's
-transport alone. The connections are `net.streams`, the pool is `net.pool`.
+The connections are `net.connection`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Final
+from typing import Any
 
-import httpcore
 import httpx
 
-from roundgate.net.pool import ConnectionPool
-from roundgate.net.streams import Network, NetworkStream
-
-_ERRORS: Final = (
-    httpcore.TimeoutException,
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.UnsupportedProtocol,
-)
+from roundgate.net.connection import HttpAnswer, HttpConnection, Origin, connect
 
 
 @cache
@@ -34,66 +26,167 @@ def trust_store() -> ssl.SSLContext:
 
 
 def make_client(
-    *,
-    tls: ssl.SSLContext | None = None,
-    headers: Mapping[str, str] | None = None,
-    timeout_s: float = 10.0,
-    max_connections: int = 10,
-    max_idle: int | None = None,
-    keep_alive_s: float = 4.0,
-    retries: int = 0,
+    *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0, **connections: Any
 ) -> httpx.AsyncClient:
     """Return a client that stores no cookies, ignores the environment's proxies and passwords, and
     ignores passwords in URLs.
 
     Args:
-        tls: the TLS context; `None` means `trust_store()`.
         headers: headers of every request; they replace httpx's defaults of the same name.
         timeout_s: seconds for connecting, for each write and read, and for the whole head of an
             answer with the interim answers before it.
-        max_connections: the number of connections open at once.
-        max_idle: the number of idle connections kept; `None` keeps all.
-        keep_alive_s: seconds for which an idle connection can be reused.
-        retries: the number of retries of a failed connection, before any data is sent.
+        connections: the arguments of `PooledTransport`.
     """
     return httpx.AsyncClient(
         auth=httpx.Auth(),  # otherwise httpx uses a user and a password in a redirect's URL
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
         headers=headers,
         timeout=timeout_s,
-        transport=make_transport(
-            tls=tls,
-            max_connections=max_connections,
-            max_idle=max_idle,
-            keep_alive_s=keep_alive_s,
-            retries=retries,
-        ),
+        transport=PooledTransport(**connections),
         trust_env=False,
     )
 
 
-def make_transport(
-    *,
-    tls: ssl.SSLContext | None = None,
-    max_connections: int = 10,
-    max_idle: int | None = None,
-    keep_alive_s: float = 4.0,
-    retries: int = 0,
-) -> httpx.AsyncBaseTransport:
-    """Return the transport of `make_client`, which takes the same arguments.
+class PooledTransport(httpx.AsyncBaseTransport):
+    """A pool of HTTP/1.1 connections for one event loop. The newest idle connection is used first.
 
-    A request through the transport alone takes a quarter less processor time. The caller sets its
-    headers and its extension `timeout`.
+    A request through the transport alone takes half the processor time of one through
+    `make_client`. The caller sets its headers and its extension `timeout`.
     """
-    pool = ConnectionPool(
-        tls=tls or trust_store(),
-        max_connections=max_connections,
-        max_idle=max_connections if max_idle is None else max_idle,
-        keep_alive_s=keep_alive_s,
-        retries=retries,
-        network=Network(),
-    )
-    return _Transport(pool)
+
+    def __init__(
+        self,
+        *,
+        tls: ssl.SSLContext | None = None,
+        max_connections: int = 10,
+        max_idle: int | None = None,
+        keep_alive_s: float = 4.0,
+        retries: int = 0,
+    ) -> None:
+        """Prepare the pool without opening a connection.
+
+        Args:
+            tls: the TLS context; `None` means `trust_store()`.
+            max_connections: the number of connections open at once; further requests wait in order.
+            max_idle: the number of idle connections kept; `None` keeps all.
+            keep_alive_s: seconds for which an idle connection can be reused.
+            retries: the number of retries of a failed connection, before any data is sent.
+        """
+        self._tls = tls or trust_store()
+        self._max_connections = max_connections
+        self._max_idle = max_connections if max_idle is None else max_idle
+        self._keep_alive_s = keep_alive_s
+        self._retries = retries
+        self._slots = asyncio.Semaphore(max_connections)
+        self._busy: set[HttpConnection] = set()
+        self._idle: list[HttpConnection] = []
+        """The open connections without a request; the one that was used last is at the end."""
+        self._requests = 0
+        """The number of requests that have a slot."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and return its response, with the body unread. The connection is free
+        again when the body has arrived, or the response is closed.
+
+        Raises:
+            httpx.PoolTimeout: no connection became free within the timeout `pool`.
+            httpx.TimeoutException, httpx.NetworkError, httpx.ProtocolError,
+            httpx.UnsupportedProtocol: the request failed.
+        """
+        url = request.url
+        if url.raw_scheme not in (b"http", b"https"):
+            raise httpx.UnsupportedProtocol("the URL must begin with http:// or https://")
+        answer = await self._send((url.raw_scheme, url.raw_host, url.port), request)
+        return httpx.Response(
+            answer.status,
+            headers=answer.headers,
+            stream=answer,
+            extensions={"http_version": answer.http_version, "reason_phrase": answer.reason},
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections, also those with a request. A request that still waits opens
+        another one and closes it."""
+        self._max_idle = 0
+        for connection in [*self._busy, *self._idle]:
+            connection.close()
+        self._idle.clear()
+        await asyncio.sleep(0)  # the event loop then closes the sockets
+
+    async def _send(self, origin: Origin, request: httpx.Request) -> HttpAnswer:
+        timeouts = request.extensions.get("timeout", {})
+        trace = request.extensions.get("trace", _ignore)
+        await self._acquire_slot(timeouts.get("pool"))
+        try:
+            connection = self._pop_idle(origin)
+            if connection is None:
+                await trace("connection.connect_tcp.started", {})
+                connection = await self._open(origin, timeouts.get("connect"))
+        except BaseException:
+            self._free_slot()
+            raise
+        self._busy.add(connection)
+        try:
+            await trace("http11.send_request_headers.started", {})
+            answer = await connection.send(request)
+            await trace("http11.receive_response_headers.started", {})
+            await answer.head()
+        except BaseException:
+            connection.close()
+            self._release(connection)
+            raise
+        return answer
+
+    async def _acquire_slot(self, timeout_s: float | None) -> None:
+        if timeout_s is None or not self._slots.locked():
+            await self._slots.acquire()
+        else:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._slots.acquire()
+            except TimeoutError:
+                raise httpx.PoolTimeout("") from None
+        self._requests += 1
+
+    def _free_slot(self) -> None:
+        self._requests -= 1
+        self._slots.release()
+
+    def _pop_idle(self, origin: Origin) -> HttpConnection | None:
+        """Return the newest usable connection to an origin; close those that are not usable."""
+        now_s = asyncio.get_running_loop().time()
+        for index in reversed(range(len(self._idle))):
+            if self._idle[index].origin == origin:
+                connection = self._idle.pop(index)
+                if now_s < connection.idle_until and connection.is_usable():
+                    return connection
+                connection.close()
+        return None
+
+    async def _open(self, origin: Origin, timeout_s: float | None) -> HttpConnection:
+        if self._requests + len(self._idle) > self._max_connections:
+            self._idle.pop(0).close()
+        for _ in range(self._retries):
+            with suppress(httpx.ConnectError, httpx.ConnectTimeout):
+                return await connect(origin, self._tls, timeout_s, self._release)
+        return await connect(origin, self._tls, timeout_s, self._release)
+
+    def _release(self, connection: HttpConnection) -> None:
+        """Keep the connection of a request that has ended if it can be used again."""
+        if connection not in self._busy:
+            return
+        self._busy.remove(connection)
+        self._free_slot()
+        now_s = asyncio.get_running_loop().time()
+        if not connection.is_closed:
+            connection.idle_until = now_s + self._keep_alive_s
+            self._idle.append(connection)
+        if self._idle and (len(self._idle) > self._max_idle or self._idle[0].idle_until < now_s):
+            self._idle.pop(0).close()
+
+
+async def _ignore(event: str, info: Mapping[str, Any]) -> None:
+    """Ignore an event of a request (https://www.encode.io/httpcore/extensions/#trace)."""
 
 
 async def redirected(request: httpx.Request, response: httpx.Response) -> httpx.Request:
@@ -117,59 +210,3 @@ class _Answered(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         return httpx.Response(self._status, headers={"location": self._location})
-
-
-class _Transport(httpx.AsyncBaseTransport):
-    def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        url = request.url
-        sent = httpcore.Request(
-            request.method,
-            httpcore.URL(
-                scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
-            ),
-            headers=request.headers.raw,
-            content=request.stream,
-            extensions=request.extensions,
-        )
-        try:
-            response = await self._pool.send(sent)
-        except _ERRORS as error:
-            raise _httpx_error(error) from error
-        connection = response.extensions.get("network_stream")
-        if isinstance(connection, NetworkStream):
-            connection.end_head()
-        return httpx.Response(
-            response.status,
-            headers=response.headers,
-            stream=_Body(response),
-            extensions=response.extensions,
-        )
-
-    async def aclose(self) -> None:
-        await self._pool.aclose()
-
-
-class _Body(httpx.AsyncByteStream):
-    def __init__(self, response: httpcore.Response) -> None:
-        self._response = response
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for part in self._response.aiter_stream():
-                yield part
-        except _ERRORS as error:
-            raise _httpx_error(error) from error
-
-    async def aclose(self) -> None:
-        try:
-            await self._response.aclose()
-        except _ERRORS as error:
-            raise _httpx_error(error) from error
-
-
-def _httpx_error(error: Exception) -> Exception:
-    kind: type[Exception] = getattr(httpx, type(error).__name__)  # both use the same names
-    return kind(str(error))

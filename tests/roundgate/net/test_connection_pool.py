@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from roundgate.net.http import make_client
+from tests.support.scripted import serving
 
 PATIENCE_S = 60
 
@@ -115,12 +116,28 @@ async def test_cancelled_requests_leave_no_connection_and_no_slot() -> None:
         assert [answer.text for answer in answers] == ["ok"] * 4
 
 
-async def test_an_answer_that_is_not_read_closes_its_connection() -> None:
+async def test_an_answer_that_has_not_arrived_closes_its_connection() -> None:
+    made = 0
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal made
+        made += 1
+        while await reader.read(65_536):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+
+    async with serving(converse) as url, make_client(max_connections=1, timeout_s=60) as client:
+        for _ in range(3):
+            async with client.stream("GET", url):
+                pass
+    assert made == 3
+
+
+async def test_an_answer_that_has_arrived_frees_its_connection_before_it_is_read() -> None:
     async with running() as service, make_client(max_connections=1) as client:
-        async with client.stream("GET", service.origin):
-            pass
-        assert (await client.get(service.origin)).text == "ok"
-        assert service.made == 2
+        async with client.stream("GET", service.origin) as first:
+            assert (await client.get(service.origin)).text == "ok"
+            assert await first.aread() == b"ok"
+        assert service.made == 1
 
 
 async def test_a_connection_that_the_service_has_closed_is_replaced() -> None:

@@ -225,9 +225,9 @@ class Service:
 
     def _ready_transport(self) -> httpx.AsyncBaseTransport:
         if self._transport is None:
-            from roundgate.net.http import make_transport
+            from roundgate.net.http import PooledTransport
 
-            self._transport = make_transport(
+            self._transport = PooledTransport(
                 tls=None if self._certificates is None else self._certificates.context,
                 max_connections=self._config.max_connections,
                 keep_alive_s=self._config.keep_alive_s,

@@ -357,8 +357,12 @@ async def _count(mcp: Client) -> int:
     return len(await uris(mcp))
 
 
-async def test_skills_that_differ_from_the_lock_file_are_quarantined(tmp_path: Path) -> None:
-    server = Server(skill("acme/refunds"), skill("acme/live", resources="dynamic"))
+async def test_skills_that_differ_from_the_lock_file_are_quarantined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
+    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
+    server = Server(skill("acme/refunds"), skill("acme/live", resources="dynamic"), ttl_ms=50)
     listed = skill("acme/refunds")["uri"]
     async with scripted(server) as at:
         backends = {"backends": [entry(at, changes="quarantine")]}

@@ -1,0 +1,421 @@
+"""One HTTP/1.1 connection to a service, on asyncio's transports and the parser of httptools.
+
+An `HttpAnswer` has a parser of its own, so nothing that a service sends after an answer, or before a
+request, can become the answer to another request (RFC 9112 section 6.3): such bytes close the
+connection. Surplus bytes that arrive only after the next request was sent cannot be told from its
+answer, in any HTTP/1.1 client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import select
+import socket
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, TypeAlias, cast
+
+import httptools
+import httpx
+from aiohappyeyeballs import start_connection
+
+MAX_HEAD_BYTES: Final = 131_072
+"""The limit in bytes for an answer's head together with the interim answers before it."""
+_MAX_UNREAD: Final = 131_072
+"""The number of unread bytes at which a connection stops to receive."""
+_MAX_UNSENT: Final = 65_536
+"""The limit in bytes for the beginning of a request that waits for the rest, to be sent at once."""
+_NEXT_ADDRESS_S: Final = 0.25
+"""Seconds after which the next address of a host is tried too (RFC 8305 section 5)."""
+_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_HEAD: Final = re.compile(
+    rb"%b [\x21-\x7e\x80-\xff]+ HTTP/1\.1\r\n(?:%b: [\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
+    % (_TOKEN, _TOKEN)
+)
+
+Origin: TypeAlias = tuple[bytes, bytes, int | None]
+"""The scheme, host and port of a URL."""
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+
+async def connect(
+    origin: Origin,
+    tls: ssl.SSLContext,
+    timeout_s: float | None,
+    loses: Callable[[HttpConnection], None],
+) -> HttpConnection:
+    """Open a connection.
+
+    Args:
+        origin: the service.
+        tls: the TLS context for `https`.
+        timeout_s: seconds for the name, all addresses and the TLS handshake; `None` for no limit.
+        loses: called when a request ends, so that the connection is idle or closed.
+
+    Raises:
+        httpx.ConnectTimeout: no address of the host accepted in time.
+        httpx.ConnectError: the host is unknown, all of its addresses refused, or TLS failed.
+    """
+    loop = asyncio.get_running_loop()
+    scheme, name, port = origin
+    host, is_tls = name.decode("ascii"), scheme == b"https"
+    options: dict[str, Any] = {}
+    if is_tls:
+        # asyncio's own limit, 60 s unless given, must not end the handshake earlier
+        limit_s = None if timeout_s is None else timeout_s + 1
+        options = {"ssl": tls, "server_hostname": host, "ssl_handshake_timeout": limit_s}
+    try:
+        async with asyncio.timeout(timeout_s):
+            addresses = await loop.getaddrinfo(
+                host, port or (443 if is_tls else 80), type=socket.SOCK_STREAM
+            )
+            sock = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S)
+            _, connection = await loop.create_connection(
+                lambda: HttpConnection(origin, loses), sock=sock, **options
+            )
+    except TimeoutError as error:
+        raise httpx.ConnectTimeout("") from error
+    except OSError as error:  # includes ssl.SSLError
+        raise httpx.ConnectError(str(error)) from error
+    return connection
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection with one request at a time."""
+
+    def __init__(self, origin: Origin, loses: Callable[[HttpConnection], None]) -> None:
+        self.origin = origin
+        self.idle_until = 0.0
+        """The end of the reuse of the idle connection, on the event loop's clock."""
+        self.is_closed = False
+        self._loses = loses
+        self._transport: asyncio.Transport  # set in connection_made
+        self._answer: HttpAnswer | None = None
+        self._is_sending = False
+        self._is_paused = False
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+
+    async def send(self, request: httpx.Request) -> HttpAnswer:
+        """Send a request; return its answer, which has not arrived. The caller closes the
+        connection after an error.
+
+        Raises:
+            httpx.LocalProtocolError: the request is not valid HTTP.
+            httpx.WriteTimeout: the service did not receive the request in time.
+        """
+        head, length = _head(request)
+        timeouts = request.extensions.get("timeout", {})
+        answer = HttpAnswer(self, timeouts.get("read"), has_body=request.method != "HEAD")
+        self._answer, self._is_sending = answer, True
+        await self._send_body(head, length, request, timeouts.get("write"), answer)
+        return answer
+
+    async def _send_body(
+        self,
+        head: bytes,
+        length: int | None,
+        request: httpx.Request,
+        timeout_s: float | None,
+        answer: HttpAnswer,
+    ) -> None:
+        unsent = bytearray(head)
+        async for part in cast("httpx.AsyncByteStream", request.stream):
+            if length is None:
+                unsent += b"%x\r\n%b\r\n" % (len(part), part) if part else b""
+            else:
+                length -= len(part)
+                unsent += part
+            if len(unsent) > _MAX_UNSENT:
+                await self._write(bytes(unsent), timeout_s)
+                unsent.clear()
+            if answer.has_ended:  # the service answers without reading the rest
+                return
+        if length:
+            raise httpx.LocalProtocolError("the body does not have the declared length")
+        await self._write(bytes(unsent) + (b"0\r\n\r\n" if length is None else b""), timeout_s)
+        self._is_sending = False
+
+    async def _write(self, data: bytes, timeout_s: float | None) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+        if not self._may_write.is_set():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._may_write.wait()
+            except TimeoutError:
+                raise httpx.WriteTimeout("") from None
+
+    def is_usable(self) -> bool:
+        """Return whether an idle connection can send a request: it is open, and the service has
+        sent nothing since the last answer."""
+        return not self.is_closed and not _is_readable(self._transport.get_extra_info("socket"))
+
+    def close(self) -> None:
+        """Close the connection without waiting for the service."""
+        self.is_closed = True
+        self._transport.abort()
+        self._end(httpx.ReadError("the connection was closed"))
+
+    def pause(self) -> None:
+        """Stop to receive until `resume`."""
+        if not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Receive again."""
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def finish(self, *, is_reusable: bool) -> None:
+        """End the request, so that the connection is idle or closed."""
+        self._answer = None
+        self._may_write.set()
+        if is_reusable and not self._is_sending:
+            self.resume()
+        else:
+            self.close()
+        self._loses(self)
+
+    # -- asyncio.Protocol --------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None:
+            self.close()
+        else:
+            self._answer.feed(data)
+
+    def eof_received(self) -> None:
+        self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(None if exc is None else httpx.ReadError(str(exc)), exc)
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def _end(self, error: Exception | None, cause: Exception | None = None) -> None:
+        self.is_closed = True
+        self._may_write.set()
+        if self._answer is not None:
+            if error is not None:
+                error.__cause__ = cause
+            self._answer.end(error)
+
+
+class HttpAnswer(httpx.AsyncByteStream):
+    """An answer while it arrives, which is also the stream of its body. The parser calls its
+    methods `on_…`."""
+
+    def __init__(
+        self, connection: HttpConnection, timeout_s: float | None, *, has_body: bool
+    ) -> None:
+        """Wait for an answer.
+
+        Args:
+            connection: the connection of the request.
+            timeout_s: seconds for the whole head, and then for each wait for more of the body.
+            has_body: False for the answer to HEAD, which has none whatever its headers say.
+        """
+        self.status = 0
+        self.reason = b""
+        self.http_version = b""
+        self.headers: Headers = []
+        self.has_ended = False
+        """Whether the answer is complete, or its connection has failed."""
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._has_body = has_body
+        self._parser = httptools.HttpResponseParser(self)
+        self._has_head = False
+        self._head_bytes = 0
+        self._is_reusable = False
+        self._parts: list[bytes] = []
+        self._unread = 0
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def head(self) -> None:
+        """Return when the head has arrived.
+
+        Raises:
+            httpx.ReadTimeout: it did not arrive in time.
+            httpx.ReadError: the connection has failed.
+            httpx.RemoteProtocolError: it is not valid HTTP, or too long.
+        """
+        if not self._has_head and not self.has_ended:
+            await self._wait()
+        if not self._has_head:
+            assert self._error is not None, "an answer without a head ends with an error"
+            raise self._error
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            if self._parts:
+                parts, self._parts, self._unread = self._parts, [], 0
+                if not self.has_ended:
+                    self._connection.resume()
+                yield b"".join(parts)
+            elif self._error is not None:
+                raise self._error
+            elif self.has_ended:
+                return
+            else:
+                await self._wait()
+
+    async def aclose(self) -> None:
+        """Close the connection, unless the answer is complete."""
+        if not self.has_ended:
+            self._finish(httpx.ReadError("the answer was closed"))
+
+    async def _wait(self) -> None:
+        """Return when the head, more of the body, or the end has arrived."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = None
+        if self._timeout_s is not None:
+            timer = loop.call_later(self._timeout_s, self._time_out)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _time_out(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._finish(httpx.ReadTimeout(""))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def feed(self, data: bytes) -> None:
+        """Parse what the service has sent."""
+        is_head = not self._has_head
+        if is_head:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._finish(httpx.RemoteProtocolError("the service changed the protocol"))
+            return
+        except httptools.HttpParserError as error:
+            if not self.has_ended:  # else these bytes are surplus
+                self._finish(httpx.RemoteProtocolError(str(error)))
+                return
+            self._is_reusable = False
+        if is_head and self._head_bytes > MAX_HEAD_BYTES and not self._has_short_head():
+            text = f"the head of a response exceeds {MAX_HEAD_BYTES} bytes"
+            self._finish(httpx.RemoteProtocolError(text))
+        elif self.has_ended:
+            self._finish(None)
+        elif self._has_head:
+            if self._unread > _MAX_UNREAD:
+                self._connection.pause()
+            self._wake()
+
+    def _has_short_head(self) -> bool:
+        """Return whether the head is complete, and most of what has arrived belongs to the body."""
+        size = sum(len(name) + len(value) for name, value in self.headers)
+        return self._has_head and size <= MAX_HEAD_BYTES
+
+    def end(self, error: Exception | None) -> None:
+        """End the answer with its connection; `error` is `None` after a regular end."""
+        if self.has_ended:
+            return
+        if error is None and not self._has_head:
+            error = httpx.RemoteProtocolError("Server disconnected without sending a response.")
+        elif error is None and self._has_declared_end():
+            error = httpx.RemoteProtocolError(
+                "peer closed connection without sending complete message body"
+            )
+        self._finish(error)
+
+    def _has_declared_end(self) -> bool:
+        return any(
+            name.lower() == b"content-length" or value.lower().endswith(b"chunked")
+            for name, value in self.headers
+            if name.lower() in (b"content-length", b"transfer-encoding")
+        )
+
+    def _finish(self, error: Exception | None) -> None:
+        self.has_ended, self._error = True, error
+        del self._parser  # which refers to this object
+        self._connection.finish(is_reusable=error is None and self._is_reusable)
+        self._wake()
+
+    # -- httptools ---------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.has_ended:
+            self._is_reusable = False  # bytes after the answer
+
+    def on_status(self, status: bytes) -> None:
+        if not self.has_ended:
+            self.reason += status
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.has_ended:
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self.has_ended:
+            return
+        self.status = self._parser.get_status_code()
+        self.http_version = b"HTTP/" + self._parser.get_http_version().encode()
+        self._has_head = self.status >= 200
+        if self._has_head and not self._has_body:
+            self.has_ended = True
+
+    def on_body(self, body: bytes) -> None:
+        if not self.has_ended:
+            self._parts.append(body)
+            self._unread += len(body)
+
+    def on_message_complete(self) -> None:
+        if self._has_head and not self.has_ended:
+            self.has_ended, self._is_reusable = True, self._parser.should_keep_alive()
+        elif not self._has_head:  # an interim answer
+            self.headers, self.reason = [], b""
+
+
+def _head(request: httpx.Request) -> tuple[bytes, int | None]:
+    """Return the head of a request, and the declared length of its body; `None` means chunks.
+
+    Raises:
+        httpx.LocalProtocolError: a part of the head has a forbidden character.
+    """
+    target = request.extensions.get("target") or request.url.raw_path
+    lines = [b"%b %b HTTP/1.1" % (request.method.encode(), target)]
+    length: int | None = 0
+    for name, value in request.headers.raw:
+        lines.append(b"%b: %b" % (name, value))
+        match name.lower():
+            case b"content-length":
+                length = int(value)
+            case b"transfer-encoding":
+                length = None
+    head = b"\r\n".join([*lines, b"", b""])
+    if head.count(b"\n") != len(lines) + 1 or not _HEAD.fullmatch(head):
+        raise httpx.LocalProtocolError("the head of the request has a forbidden character")
+    return head, length
+
+
+def _is_readable(connected: socket.socket) -> bool:
+    """Return whether a socket has bytes, or its end, that the event loop has not read yet."""
+    if sys.platform == "win32":
+        return bool(select.select([connected], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(connected, select.POLLIN)
+    return bool(poll.poll(0))
