@@ -48,11 +48,12 @@ HOMES = {
     "jinja2": {"roundgate_console.frame"},
     "uvicorn": {"cli.serve", "http.connections", "net.serving"},
     "httpx": {
-        *("backends.http", "backends.openapi.documents", "net.http"),
+        *("backends.http", "backends.openapi.documents", "net.connection", "net.http"),
         *("client.session", "client.transport", "roundgate_aws.stack"),
     },
-    "httpcore": {"net.http", "net.pool", "net.streams", "roundgate_aws.stream"},
-    "aiohappyeyeballs": {"net.streams"},
+    "httpcore": {"roundgate_aws.stream"},
+    "httptools": {"net.connection"},
+    "aiohappyeyeballs": {"net.connection"},
     "yaml": {
         *(
             "settings.yaml_file",

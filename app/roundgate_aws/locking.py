@@ -185,7 +185,7 @@ def _unusable(file: Path, message: str, remedy: str) -> ConfigError:
 # The lock
 
 NAME: Final = "lambda.lock"
-_NOT_IN_FUNCTIONS: Final = frozenset({"roundgate", "click", "httptools", "uvicorn", "uvloop"})
+_NOT_IN_FUNCTIONS: Final = frozenset({"roundgate", "click", "uvicorn", "uvloop"})
 """The requirements of roundgate that no function needs, because they serve without AWS Lambda."""
 _EXTRAS: Final = frozenset({"otel"})
 """The extras of roundgate that a function can use, besides `lambda`."""

@@ -10,7 +10,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -30,6 +29,9 @@ from roundgate.protocol import is_plain_host
 
 if TYPE_CHECKING:
     import httpx
+
+    from roundgate.net.connection import HttpAnswer
+    from roundgate.net.http import PooledTransport
 
 _MAX_IDLE: Final = 16
 _LONGEST_LABEL: Final = 63
@@ -276,11 +278,13 @@ def _not_unpacked(response: HttpResponse) -> BadAnswer:
     )
 
 
-Send: TypeAlias = Callable[["httpx.Request"], Awaitable["httpx.Response"]]
-SendThrough: TypeAlias = Callable[[Send, "httpx.Request"], Awaitable["httpx.Response"]]
+Unread: TypeAlias = "httpx.Response | HttpAnswer"
+"""A response of the user's client, or of the gateway's own transport, before its body is read."""
+Send: TypeAlias = Callable[["httpx.Request"], Awaitable[Unread]]
+SendThrough: TypeAlias = Callable[[Send, "httpx.Request"], Awaitable[Unread]]
 
 
-async def _send_as_built(send: Send, request: httpx.Request) -> httpx.Response:
+async def _send_as_built(send: Send, request: httpx.Request) -> Unread:
     return await send(request)
 
 
@@ -309,11 +313,13 @@ class HttpxTransport:
         self._send_through = send or _send_as_built
         self._tls = tls
         self._http = http
-        self._own: httpx.AsyncBaseTransport | None = None
+        self._own: PooledTransport | None = None
 
     async def send(self, request: HttpRequest) -> HttpResponse:
         """Send a request and return its response once the head has arrived. See `Transport`."""
         import httpx
+
+        from roundgate.net.http import make_request
 
         idle_s, idle = self._limits.idle_s, request.idle
         read_s = idle_s if idle is None else None
@@ -325,14 +331,13 @@ class HttpxTransport:
 
         connect_s = self._limits.connect_s
         timeout = {"connect": connect_s, "read": read_s, "write": idle_s, "pool": None}
-        headers = [("Host", request.url.authority), *request.headers]
-        # Build the request without the httpx client, which would add default headers and cookies.
-        built = httpx.Request(
+        # built without the httpx client, which would add default headers and cookies
+        built = make_request(
             request.method,
-            _httpx_url(str(request.url)),
-            headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers],
-            content=request.body,
-            extensions={
+            str(request.url),
+            request.headers,
+            request.body,
+            {
                 "timeout": timeout,
                 "target": request.url.target.encode(),
                 **({} if idle is None else {"trace": trace}),
@@ -345,7 +350,7 @@ class HttpxTransport:
             raise _translated(error, request.url, self._limits) from None
         return _HttpxResponse(response, request, self._limits, is_own=self._http is None)
 
-    async def _send(self, request: httpx.Request) -> httpx.Response:
+    async def _send(self, request: httpx.Request) -> Unread:
         if self._http is not None:
             return await self._http.send(request, stream=True, auth=None, follow_redirects=False)
         if self._own is None:
@@ -357,7 +362,7 @@ class HttpxTransport:
                 max_idle=_MAX_IDLE,
                 keep_alive_s=self._limits.keep_alive_s,
             )
-        return await self._own.handle_async_request(request)
+        return await self._own.send(request)
 
     async def close(self) -> None:
         """Close every connection of the transport's own."""
@@ -366,17 +371,9 @@ class HttpxTransport:
             await own.aclose()
 
 
-@lru_cache(maxsize=64)
-def _httpx_url(url: str) -> httpx.URL:
-    """Parse a URL. The result is cached, because a client sends nearly all requests to one URL."""
-    import httpx
-
-    return httpx.URL(url)
-
-
 class _HttpxResponse:
     def __init__(
-        self, response: httpx.Response, request: HttpRequest, limits: Limits, *, is_own: bool
+        self, response: Unread, request: HttpRequest, limits: Limits, *, is_own: bool
     ) -> None:
         self._is_own = is_own
         self._response = response
@@ -400,7 +397,9 @@ class _HttpxResponse:
         import httpx
 
         idle = self._request.idle
-        parts = aiter(cast("httpx.AsyncByteStream", self._response.stream))
+        response = self._response
+        stream = response.stream if isinstance(response, httpx.Response) else response
+        parts = aiter(cast("httpx.AsyncByteStream", stream))
         while True:
             try:
                 if idle is None:

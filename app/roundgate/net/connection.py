@@ -15,6 +15,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import cached_property
 from typing import Any, Final, TypeAlias, cast
 
 import httptools
@@ -37,7 +38,6 @@ _HEAD: Final = re.compile(
 
 Origin: TypeAlias = tuple[bytes, bytes, int | None]
 """The scheme, host and port of a URL."""
-Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 
 async def connect(
@@ -227,10 +227,11 @@ class HttpAnswer(httpx.AsyncByteStream):
             timeout_s: seconds for the whole head, and then for each wait for more of the body.
             has_body: False for the answer to HEAD, which has none whatever its headers say.
         """
-        self.status = 0
+        self.status_code = 0
         self.reason = b""
-        self.http_version = b""
-        self.headers: Headers = []
+        self.http_version = ""
+        """The version of HTTP, such as `HTTP/1.1`."""
+        self.raw_headers: list[tuple[bytes, bytes]] = []
         self.has_ended = False
         """Whether the answer is complete, or its connection has failed."""
         self._connection = connection
@@ -244,6 +245,15 @@ class HttpAnswer(httpx.AsyncByteStream):
         self._unread = 0
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        """The headers by name in lower case; the values of one name are joined by commas."""
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in self.raw_headers:
+            name, value = raw_name.decode("ascii").lower(), _header_text(raw_value)
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        return headers
 
     async def head(self) -> None:
         """Return when the head has arrived.
@@ -327,7 +337,7 @@ class HttpAnswer(httpx.AsyncByteStream):
 
     def _has_short_head(self) -> bool:
         """Return whether the head is complete, and most of what has arrived belongs to the body."""
-        size = sum(len(name) + len(value) for name, value in self.headers)
+        size = sum(len(name) + len(value) for name, value in self.raw_headers)
         return self._has_head and size <= MAX_HEAD_BYTES
 
     def end(self, error: Exception | None) -> None:
@@ -345,7 +355,7 @@ class HttpAnswer(httpx.AsyncByteStream):
     def _has_declared_end(self) -> bool:
         return any(
             name.lower() == b"content-length" or value.lower().endswith(b"chunked")
-            for name, value in self.headers
+            for name, value in self.raw_headers
             if name.lower() in (b"content-length", b"transfer-encoding")
         )
 
@@ -367,14 +377,14 @@ class HttpAnswer(httpx.AsyncByteStream):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.has_ended:
-            self.headers.append((name, value))
+            self.raw_headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self.has_ended:
             return
-        self.status = self._parser.get_status_code()
-        self.http_version = b"HTTP/" + self._parser.get_http_version().encode()
-        self._has_head = self.status >= 200
+        self.status_code = self._parser.get_status_code()
+        self.http_version = f"HTTP/{self._parser.get_http_version()}"
+        self._has_head = self.status_code >= 200
         if self._has_head and not self._has_body:
             self.has_ended = True
 
@@ -387,7 +397,7 @@ class HttpAnswer(httpx.AsyncByteStream):
         if self._has_head and not self.has_ended:
             self.has_ended, self._is_reusable = True, self._parser.should_keep_alive()
         elif not self._has_head:  # an interim answer
-            self.headers, self.reason = [], b""
+            self.raw_headers, self.reason = [], b""
 
 
 def _head(request: httpx.Request) -> tuple[bytes, int | None]:
@@ -401,15 +411,23 @@ def _head(request: httpx.Request) -> tuple[bytes, int | None]:
     length: int | None = 0
     for name, value in request.headers.raw:
         lines.append(b"%b: %b" % (name, value))
-        match name.lower():
-            case b"content-length":
-                length = int(value)
-            case b"transfer-encoding":
-                length = None
+        key = name.lower()
+        if key == b"content-length":
+            length = int(value)
+        elif key == b"transfer-encoding":
+            length = None
     head = b"\r\n".join([*lines, b"", b""])
     if head.count(b"\n") != len(lines) + 1 or not _HEAD.fullmatch(head):
         raise httpx.LocalProtocolError("the head of the request has a forbidden character")
     return head, length
+
+
+def _header_text(value: bytes) -> str:
+    """Return the value of a header, which is in UTF-8 or Latin-1, as httpx reads it."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _is_readable(connected: socket.socket) -> bool:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -85,36 +85,29 @@ class PooledTransport(httpx.AsyncBaseTransport):
         """The number of requests that have a slot."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request and return its response, with the body unread. The connection is free
-        again when the body has arrived, or the response is closed.
+        """Send a request for httpx, as `send` does."""
+        answer = await self.send(request)
+        version = answer.http_version.encode()
+        return httpx.Response(
+            answer.status_code,
+            headers=answer.raw_headers,
+            stream=answer,
+            extensions={"http_version": version, "reason_phrase": answer.reason},
+        )
+
+    async def send(self, request: httpx.Request) -> HttpAnswer:
+        """Send a request and return its answer, with the body unread. The connection is free again
+        when the body has arrived, or the answer is closed.
 
         Raises:
             httpx.PoolTimeout: no connection became free within the timeout `pool`.
             httpx.TimeoutException, httpx.NetworkError, httpx.ProtocolError,
             httpx.UnsupportedProtocol: the request failed.
         """
-        url = request.url
+        url, timeouts = request.url, request.extensions.get("timeout", {})
+        origin = (url.raw_scheme, url.raw_host, url.port)
         if url.raw_scheme not in (b"http", b"https"):
             raise httpx.UnsupportedProtocol("the URL must begin with http:// or https://")
-        answer = await self._send((url.raw_scheme, url.raw_host, url.port), request)
-        return httpx.Response(
-            answer.status,
-            headers=answer.headers,
-            stream=answer,
-            extensions={"http_version": answer.http_version, "reason_phrase": answer.reason},
-        )
-
-    async def aclose(self) -> None:
-        """Close all connections, also those with a request. A request that still waits opens
-        another one and closes it."""
-        self._max_idle = 0
-        for connection in [*self._busy, *self._idle]:
-            connection.close()
-        self._idle.clear()
-        await asyncio.sleep(0)  # the event loop then closes the sockets
-
-    async def _send(self, origin: Origin, request: httpx.Request) -> HttpAnswer:
-        timeouts = request.extensions.get("timeout", {})
         trace = request.extensions.get("trace", _ignore)
         await self._acquire_slot(timeouts.get("pool"))
         try:
@@ -136,6 +129,15 @@ class PooledTransport(httpx.AsyncBaseTransport):
             self._release(connection)
             raise
         return answer
+
+    async def aclose(self) -> None:
+        """Close all connections, also those with a request. A request that still waits opens
+        another one and closes it."""
+        self._max_idle = 0
+        for connection in [*self._busy, *self._idle]:
+            connection.close()
+        self._idle.clear()
+        await asyncio.sleep(0)  # the event loop then closes the sockets
 
     async def _acquire_slot(self, timeout_s: float | None) -> None:
         if timeout_s is None or not self._slots.locked():
@@ -189,13 +191,46 @@ async def _ignore(event: str, info: Mapping[str, Any]) -> None:
     """Ignore an event of a request (https://www.encode.io/httpcore/extensions/#trace)."""
 
 
-async def redirected(request: httpx.Request, response: httpx.Response) -> httpx.Request:
+@lru_cache(maxsize=64)
+def _parse_url(url: str) -> httpx.URL:
+    return httpx.URL(url)
+
+
+def make_request(
+    method: str,
+    url: str,
+    headers: Iterable[tuple[str, str]],
+    body: bytes | None,
+    extensions: Mapping[str, Any],
+) -> httpx.Request:
+    """Return a request with the headers `Host` and `Content-Length`, and without httpx's usual
+    ones, in half the time that httpx takes.
+
+    Raises:
+        httpx.InvalidURL, UnicodeError: the URL or a header is invalid.
+    """
+    parsed = _parse_url(url)
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    if body is not None or method in ("POST", "PUT", "PATCH"):
+        raw.append((b"Content-Length", b"%d" % len(body or b"")))
+    request = httpx.Request(
+        method,
+        parsed,
+        headers=[(b"Host", parsed.netloc), *raw],
+        stream=httpx.ByteStream(body or b""),
+        extensions=dict(extensions),
+    )
+    request.read()  # so that its content can be read, as of any request with content
+    return request
+
+
+async def redirected(request: httpx.Request, status: int, location: str) -> httpx.Request:
     """Return the request that follows a redirect, as httpx's client builds it.
 
     Raises:
         httpx.InvalidURL, httpx.RemoteProtocolError, UnicodeError: its URL is invalid.
     """
-    answered = _Answered(response.status_code, response.headers["location"])
+    answered = _Answered(status, location)
     async with httpx.AsyncClient(transport=answered, auth=httpx.Auth(), trust_env=False) as client:
         following = (await client.send(request)).next_request
     assert following is not None, "the response has a location"

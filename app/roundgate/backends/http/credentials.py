@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote_plus, unquote_plus
 
 from msgspec import Struct, field
@@ -164,11 +164,21 @@ class Accesses:
         )
 
 
+class Unread(Protocol):
+    """An answer whose body has not been read: of httpx, or of the gateway's own transport."""
+
+    @property
+    def status_code(self) -> int: ...
+    async def aclose(self) -> None:
+        """Release the connection."""
+
+
+U = TypeVar("U", bound=Unread)
+
+
 async def authenticated(
-    send: Callable[[httpx.Request], Awaitable[httpx.Response]],
-    request: httpx.Request,
-    access: ServiceAccess,
-) -> httpx.Response:
+    send: Callable[[httpx.Request], Awaitable[U]], request: httpx.Request, access: ServiceAccess
+) -> U:
     """Send a request with all credentials and fixed headers of a service; return the answer unread.
     `send` sends it once.
 

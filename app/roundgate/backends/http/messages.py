@@ -96,11 +96,8 @@ class ServiceAnswer(Struct, frozen=True):
 
     def in_utf8(self) -> ServiceAnswer:
         """Return the answer with JSON in UTF-8, whatever its charset."""
-        return (
-            replace(self, body=lenient.in_utf8(self.body, self.content_type))
-            if self.is_json
-            else self
-        )
+        body = lenient.in_utf8(self.body, self.content_type) if self.is_json else self.body
+        return self if body is self.body else replace(self, body=body)
 
     def value(self, of: str = "a service") -> Any:
         """Return the JSON of the body. Repairs are logged once for the tool `of`.

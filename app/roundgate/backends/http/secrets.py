@@ -49,6 +49,8 @@ class AnswerRedactor:
     def __call__(self, answer: ServiceAnswer) -> ServiceAnswer:
         """Return an answer without the secrets."""
         self._update()
+        if self._escaped is None:  # there are no secrets
+            return answer
         return replace(
             answer,
             body=self._without(answer.body),
