@@ -34,7 +34,6 @@ NOBODY_IMPORTS = {
     "yaml",
     "uvicorn",
     "uvloop",
-    "httptools",
     "click",
     "boto3",
     "botocore",
