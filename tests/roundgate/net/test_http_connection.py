@@ -208,7 +208,7 @@ async def test_a_part_of_a_head_cannot_add_lines(
         request = httpx.Request(method, url, headers=sent, extensions={"target": target})
         with pytest.raises(httpx.LocalProtocolError):
             await transport.handle_async_request(request)
-        request = httpx.Request("GET", url, headers={"x-a": b"t\xc3\xa4glich"})
+        request = httpx.Request("GET", url, headers={b"x-a": b"t\xc3\xa4glich"})
         answer = await transport.handle_async_request(request)
         assert await answer.aread() == b"ok"
         await transport.aclose()
