@@ -27,22 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from roundgate import errors
 from roundgate.cli import output, remote
 from roundgate.cli.arguments import Commands, command, flag
 from roundgate.cli.output import OutputStatus, say
 from roundgate.client import Answers, CallResult, Client, Task, split_handle
-from roundgate.errors import (
-    DOUBT,
-    BadAnswer,
-    ClientError,
-    ConnectionLost,
-    HttpRefused,
-    RpcError,
-    TimedOut,
-    Unanswered,
-    UsageError,
-    WrongHandle,
-)
 from roundgate.json import at_reference
 from roundgate.protocol.forms import resolved
 
@@ -88,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         return remote.run(arguments, _call)
     try:
         arguments.url, _ = split_handle(arguments.handle)
-    except WrongHandle as error:
+    except errors.WrongHandle as error:
         return remote.refused(error)
     return remote.run(arguments, _cancel if arguments.cancel else _wait)
 
@@ -99,15 +88,15 @@ class _Doubt:
 
     is_due: bool = False
 
-    def error(self, error: ClientError) -> ClientError:
+    def error(self, error: errors.ClientError) -> errors.ClientError:
         """Return an error, with words of doubt if the server may have run the call."""
         match error:
-            case ConnectionLost(was_sent=False) | TimedOut(was_sent=False):
+            case errors.ConnectionLost(was_sent=False) | errors.TimedOut(was_sent=False):
                 return error
-            case HttpRefused(status=status) if status < 500 and status != 408:
+            case errors.HttpRefused(status=status) if status < 500 and status != 408:
                 return error
         if self.is_due:
-            error.args = (f"{error.args[0]}{DOUBT}",)
+            error.args = (f"{error.args[0]}{errors.DOUBT}",)
         return error
 
 
@@ -120,8 +109,8 @@ async def _call(client: Client, arguments: argparse.Namespace) -> int:
         if not limit.expired():
             raise
         text = f"No result of {arguments.tool} within {arguments.timeout:g} s (--timeout)"
-        raise doubt.error(TimedOut(text)) from None
-    except (BadAnswer, ConnectionLost, HttpRefused, TimedOut) as error:
+        raise doubt.error(errors.TimedOut(text)) from None
+    except (errors.BadAnswer, errors.ConnectionLost, errors.HttpRefused, errors.TimedOut) as error:
         raise doubt.error(error) from None
 
 
@@ -144,7 +133,7 @@ async def _call_without_limit(client: Client, arguments: argparse.Namespace, dou
                 on_log=status.logged if arguments.log_level else None,
                 log_level=arguments.log_level or "info",
             )
-        except RpcError as error:
+        except errors.RpcError as error:
             if tool is None and error.code == _INVALID_PARAMS:
                 await client.tool(arguments.tool)  # raises an error with similar names
             raise
@@ -164,12 +153,14 @@ async def _finished(
     command that resumes the wait."""
     try:
         return await task.wait(answers=answers, timeout_s=timeout_s, on_task=status.task)
-    except (asyncio.CancelledError, KeyboardInterrupt, Unanswered) as error:
+    except (asyncio.CancelledError, KeyboardInterrupt, errors.Unanswered) as error:
         status.hide()
         if task.handle is not None:
             again = f"roundgate wait {shlex.quote(task.handle)}"
             how = (
-                ". To wait for it" if not isinstance(error, Unanswered) else ", once it is answered"
+                ". To wait for it"
+                if not isinstance(error, errors.Unanswered)
+                else ", once it is answered"
             )
             say(f"The task continues{how}: {again}", to=sys.stderr)
         raise
@@ -250,7 +241,7 @@ class _Pair:
         is_json = key.endswith(":")
         key = key.removesuffix(":")
         if not equals or not key:
-            raise UsageError(f"{pair!r} is not an argument: write key=value, or key:=json")
+            raise errors.UsageError(f"{pair!r} is not an argument: write key=value, or key:=json")
         if text.startswith("@"):
             data = _read_file(text[1:], key)
             return cls(key, data.decode("utf-8", "replace"), is_json, data, text[1:])
@@ -262,18 +253,20 @@ class _Pair:
         for step in path:
             holder = holder.setdefault(step, {})
             if not isinstance(holder, dict):
-                raise UsageError(f"{self.key}: {step} already has another value")
+                raise errors.UsageError(f"{self.key}: {step} already has another value")
         schema = types.property((*path, name))
         is_item = not self.is_json and not self.text.lstrip().startswith("[")
         if is_item and (items := types.items(schema)) is not None:
             value = holder.setdefault(name, [])
             if not isinstance(value, list):
-                raise UsageError(
+                raise errors.UsageError(
                     f"{self.key} is set both as JSON and item by item: choose one form"
                 )
             value.append(self._value(types, items))
         elif name in holder:
-            raise UsageError(f"{self.key} is set twice, but is not an array: remove one value")
+            raise errors.UsageError(
+                f"{self.key} is set twice, but is not an array: remove one value"
+            )
         else:
             holder[name] = self._json() if self.is_json else self._value(types, schema)
 
@@ -298,7 +291,7 @@ class _Pair:
             return text
         shown = repr(text if len(text) <= 40 else text[:37] + "…")
         expected = " or ".join(_TYPES[name] for name in sorted(types))
-        raise UsageError(f"{self.key}: {shown} is not {expected}")
+        raise errors.UsageError(f"{self.key}: {shown} is not {expected}")
 
     def _of_file(self, data: bytes, schema: _Schema) -> Any:
         """Return a file as its schema wants bytes, or `None` if it wants text. Raise UsageError if
@@ -311,14 +304,14 @@ class _Pair:
             named = {"file_name": Path(self.file).name} if "file_name" in members else {}
             return {"base64": encoded, **({} if self.file == "-" else named)}
         if data != self.text.encode("utf-8", "replace"):
-            raise UsageError(f"{self.key}: {self.file} is not text, and the tool wants text")
+            raise errors.UsageError(f"{self.key}: {self.file} is not text, and the tool wants text")
         return None
 
     def _json(self) -> Any:
         try:
             return _parse_json(self.text)
         except ValueError as error:
-            raise UsageError(f"{self.key}: not JSON: {error}") from None
+            raise errors.UsageError(f"{self.key}: not JSON: {error}") from None
 
 
 def _number(text: str, types: frozenset[str]) -> int | float | None:
@@ -348,9 +341,11 @@ def _read_file(name: str, key: str) -> bytes:
             with Path(name).open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{key}: {name} cannot be read: {error}") from None
+        raise errors.UsageError(f"{key}: {name} cannot be read: {error}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise UsageError(f"{key}: {name} has more than {MAX_FILE_BYTES} bytes; use a smaller file")
+        raise errors.UsageError(
+            f"{key}: {name} has more than {MAX_FILE_BYTES} bytes; use a smaller file"
+        )
     return data
 
 

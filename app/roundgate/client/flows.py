@@ -23,20 +23,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from roundgate import errors
 from roundgate.client.questions import Question
 from roundgate.client.transport import Limits
 from roundgate.client.types import Json, ServerInfo, TaskState, Tool, is_modern, member
-from roundgate.errors import (
-    BadAnswer,
-    ClientError,
-    HttpRefused,
-    NoCommonVersion,
-    Remedy,
-    RpcError,
-    TaskEnded,
-    TimedOut,
-    TooManyRounds,
-)
 from roundgate.json import encode
 
 LATEST: Final = "2026-07-28"
@@ -124,7 +114,7 @@ def read_input_required(result: Json, limits: Limits) -> AskingResult | None:
         )
     else:
         return AskingResult(requests or {}, state)
-    raise BadAnswer(f"The server asks {problem}")
+    raise errors.BadAnswer(f"The server asks {problem}")
 
 
 def call(
@@ -161,7 +151,9 @@ def call(
             return FinishedCall(outcome, number, task)
         if (required := read_input_required(result, limits)) is None:
             if kind != "complete":
-                raise BadAnswer(f"The server sent a result of the unknown type {str(kind)[:40]!r}")
+                raise errors.BadAnswer(
+                    f"The server sent a result of the unknown type {str(kind)[:40]!r}"
+                )
             return FinishedCall(result, number)
         round_params = dict(params)
         if required.requests:
@@ -172,7 +164,7 @@ def call(
             round_params["inputResponses"] = yield Ask(questions, required.request_state)
         if required.request_state is not None:
             round_params["requestState"] = required.request_state
-    raise TooManyRounds(rounds)
+    raise errors.TooManyRounds(rounds)
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -214,11 +206,11 @@ def follow(
         elif not new:
             ignored_ms += poll_ms(task, limits)
             if ignored_ms > _PATIENCE_MS:
-                raise BadAnswer(_ignored_answers(task))
+                raise errors.BadAnswer(_ignored_answers(task))
         else:
             most = limits.max_questions
             if len(new) > most or len(answered) > most * limits.max_rounds:
-                raise BadAnswer(
+                raise errors.BadAnswer(
                     f"The task asks more than {most} questions at once (limit max_questions)"
                 )
             questions = [Question.read(key, request, target) for key, request in new.items()]
@@ -247,25 +239,25 @@ def _outcome(task: TaskState) -> Json:
     """
     if task.status == "completed":
         if task.result is None:
-            raise BadAnswer("The server reports a completed task without a result")
+            raise errors.BadAnswer("The server reports a completed task without a result")
         return task.result
     if task.status == "cancelled":
         raise _cancelled(task)
     error = None if task.error is None else rpc_error(task.error)
     reason = error or task.message
-    raise TaskEnded("failed", f"The task failed{f': {reason}' if reason else ''}", error)
+    raise errors.TaskEnded("failed", f"The task failed{f': {reason}' if reason else ''}", error)
 
 
-def _cancelled(task: TaskState) -> TaskEnded:
+def _cancelled(task: TaskState) -> errors.TaskEnded:
     reason = f": {task.message}" if task.message else ""
-    return TaskEnded("cancelled", f"The task was cancelled{reason}")
+    return errors.TaskEnded("cancelled", f"The task was cancelled{reason}")
 
 
-def rpc_error(error: Any) -> RpcError:
+def rpc_error(error: Any) -> errors.RpcError:
     """Return the exception for a JSON-RPC error object. Raise `BadAnswer` if it is malformed."""
     if is_error(error):
-        return RpcError(error["code"], error["message"][:2_000], error.get("data"))
-    raise BadAnswer("The server sent an error without a code and a message")
+        return errors.RpcError(error["code"], error["message"][:2_000], error.get("data"))
+    raise errors.BadAnswer("The server sent an error without a code and a message")
 
 
 def is_error(error: Any) -> bool:
@@ -333,10 +325,10 @@ def follow_older(task_id: str, limits: Limits, known: TaskState | None = None) -
         task = read_older_task((yield Send("tasks/get", params, True)), task_id)
     try:
         result: Json = yield Send("tasks/result", params, True)
-    except RpcError as error:
+    except errors.RpcError as error:
         if task.status != "failed":
             raise
-        raise TaskEnded("failed", f"The task failed: {error}", error) from None
+        raise errors.TaskEnded("failed", f"The task failed: {error}", error) from None
     return result
 
 
@@ -367,23 +359,23 @@ def negotiate(
         version = next((known for known in modern if known in supported), modern[0])
         try:
             result: Json = yield Send("server/discover", {}, True, version)
-        except RpcError as error:
+        except errors.RpcError as error:
             if error.code == _UNSUPPORTED:
                 supported = _versions(error.details, "supported")
                 if any(known in supported for known in modern) and probe < _MAX_PROBES:
                     continue
             elif error.code in _MODERN_ERRORS:
                 raise
-        except HttpRefused as error:
+        except errors.HttpRefused as error:
             if not _is_of_older_servers(error.status):
                 raise
-        except BadAnswer:
+        except errors.BadAnswer:
             pass  # not a message of this revision; the older handshake reports a better error
-        except TimedOut as error:  # an older server may not answer an unknown request
+        except errors.TimedOut as error:  # an older server may not answer an unknown request
             if not error.was_sent:
                 raise
             if not silent_is_older:
-                raise TimedOut(str(error), Remedy.REVISION) from None
+                raise errors.TimedOut(str(error), errors.Remedy.REVISION) from None
         else:
             if offered := _versions(result, "supportedVersions"):
                 if (
@@ -410,8 +402,8 @@ def _initialize(
     params = {"protocolVersion": version, "capabilities": capabilities, "clientInfo": info}
     try:
         result: Json = yield Send("initialize", params, True, version)
-    except RpcError as error:
-        raise NoCommonVersion(
+    except errors.RpcError as error:
+        raise errors.NoCommonVersion(
             f"The server speaks neither revision {LATEST} nor an older one: its answer to initialize "
             f"was {error}",
             _versions(error.details, "supported"),
@@ -429,10 +421,10 @@ def _versions(holder: Any, name: str) -> list[str]:
     return [version for version in first if isinstance(version, str)]
 
 
-def _no_common(ours: Sequence[str], theirs: Sequence[str]) -> NoCommonVersion:
+def _no_common(ours: Sequence[str], theirs: Sequence[str]) -> errors.NoCommonVersion:
     theirs = [version[:40] for version in theirs]
     listed = ", ".join(theirs) or "none that it names"
-    return NoCommonVersion(
+    return errors.NoCommonVersion(
         f"No common revision: this client speaks {', '.join(ours)}, the server {listed}", theirs
     )
 
@@ -451,7 +443,7 @@ class WholeList(Struct, frozen=True):
     none."""
     is_private: bool = False
     """Whether a page is for the authorization of this client alone (`cacheScope: private`)."""
-    error: ClientError | None = None
+    error: errors.ClientError | None = None
     """The reason why the pages after `items` could not be read."""
 
 
@@ -464,7 +456,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[WholeList]:
     is_private = False
     cursors: set[str] = set()
     params: Json = {}
-    error: ClientError | None = None
+    error: errors.ClientError | None = None
     size = 0
     while True:
         try:
@@ -472,7 +464,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[WholeList]:
             page, cursor = _page(result, method, name, cursors)
             size += len(encode(page)) if cursors or cursor else 0  # one message is bounded itself
             _check_size(name, limits, len(items) + len(page), size)
-        except (BadAnswer, HttpRefused, RpcError) as failure:
+        except (errors.BadAnswer, errors.HttpRefused, errors.RpcError) as failure:
             if not cursors:
                 raise
             error = failure
@@ -485,7 +477,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[WholeList]:
             break
         cursors.add(cursor)
         if len(cursors) == limits.max_pages:
-            error = BadAnswer(
+            error = errors.BadAnswer(
                 f"The server's {method} has more than {limits.max_pages} pages (limit max_pages)"
             )
             break
@@ -498,20 +490,22 @@ def _page(result: Json, method: str, name: str, cursors: set[str]) -> tuple[list
     as it does for clients that use the official SDKs."""
     page = result.get(name)
     if not isinstance(page, list):
-        raise BadAnswer(f"The server answered {method} without a list of {name}")
+        raise errors.BadAnswer(f"The server answered {method} without a list of {name}")
     cursor = result.get("nextCursor")
     if not isinstance(cursor, str | None) or len(cursor or "") > _LONGEST_CURSOR:
-        raise BadAnswer(f"The server answered {method} with an invalid cursor")
+        raise errors.BadAnswer(f"The server answered {method} with an invalid cursor")
     if cursor in cursors:
-        raise BadAnswer(f"The server answered {method} with a cursor that it sent before")
+        raise errors.BadAnswer(f"The server answered {method} with a cursor that it sent before")
     return [item if isinstance(item, dict) else {} for item in page], cursor
 
 
 def _check_size(name: str, limits: Limits, items: int, size: int) -> None:
     if items > limits.max_items:
-        raise BadAnswer(f"The server lists more than {limits.max_items} {name} (limit max_items)")
+        raise errors.BadAnswer(
+            f"The server lists more than {limits.max_items} {name} (limit max_items)"
+        )
     if size > limits.max_message:
-        raise BadAnswer(
+        raise errors.BadAnswer(
             f"The server's list of {name} has more than {limits.max_message} bytes (limit "
             "max_message)"
         )

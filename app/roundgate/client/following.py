@@ -14,14 +14,8 @@ from urllib.parse import quote, unquote
 
 from msgspec import Struct
 
+from roundgate.client import flows
 from roundgate.client.connection import CallOptions, Connection, within
-from roundgate.client.flows import (
-    follow,
-    follow_older,
-    has_older_tasks,
-    read_older_task,
-    rpc_error,
-)
 from roundgate.client.messages import TryLater
 from roundgate.client.questions import AnswersLike, Question, response_to
 from roundgate.client.types import CallResult, Json, ServerInfo, TaskState
@@ -105,7 +99,7 @@ class Task:
         on_task: Callable[[TaskState], Any] | None,
     ) -> CallResult:
         connection, limits = self._connection, self._connection.limits
-        is_older = has_older_tasks(await connection.connect())
+        is_older = flows.has_older_tasks(await connection.connect())
 
         def seen(state: TaskState) -> Any:
             self.state = state
@@ -115,11 +109,11 @@ class Task:
         known = None if self.state and self.state.status == "input_required" else self.state
         listener = connection.listener(CallOptions(answers), self._target)
         if is_older:
-            flow = follow_older(self.id, limits, known)
+            flow = flows.follow_older(self.id, limits, known)
             work = connection.drive(flow, listener, answers, seen)
             work = connection.link.through(work, listener)
         else:
-            flow = follow(self.id, limits, known, self._target)
+            flow = flows.follow(self.id, limits, known, self._target)
             work = connection.drive(flow, listener, answers, seen)
         return CallResult.read(await within(work, timeout_s, "the task"), 1)
 
@@ -127,7 +121,7 @@ class Task:
         """Poll the task once and return its state."""
         result = await self._connection.request("tasks/get", {"taskId": self.id})
         server = await self._connection.connect()
-        read = TaskState.read if server.is_modern else read_older_task
+        read = TaskState.read if server.is_modern else flows.read_older_task
         self.state = read(result, self.id)
         return self.state
 
@@ -256,7 +250,7 @@ class Subscription:
                     async for message in messages:
                         if "method" not in message:
                             if "error" in message:
-                                raise rpc_error(message["error"])
+                                raise flows.rpc_error(message["error"])
                             return
                         change = self._change(message, was_interrupted)
                         if change.method == _ACKNOWLEDGED:

@@ -50,12 +50,7 @@ from roundgate.client.transport import HttpResponse, IdleLimit, Limits, Transpor
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, HttpRefused, TimedOut
 from roundgate.json import encode
-from roundgate.observability.outgoing import (
-    Peer,
-    client_session_ended,
-    client_span,
-    continued_request,
-)
+from roundgate.observability import outgoing
 
 T = TypeVar("T")
 
@@ -138,7 +133,7 @@ class Link:
         self.pending: list[OlderRequest] = []
         """The running requests to an older server, oldest first. The newest answers the questions
         on the session's stream."""
-        self._peer = Peer(url.host, url.port)
+        self._peer = outgoing.Peer(url.host, url.port)
         self._opened_s: float | None = None
         self._sender = Sender(url, transport, auth, headers, redact)
         self._speaker = Speaker(info, capabilities)
@@ -173,7 +168,7 @@ class Link:
         for retry in range(_RETRIES + 1):
             message = self._message(method, params, spoken, listener)
             try:
-                with client_span(message, spoken, self._peer, self.session_id) as span:
+                with outgoing.client_span(message, spoken, self._peer, self.session_id) as span:
                     async with self._in_time(method) as timeout:
                         if is_modern(spoken):
                             result = await self._exchange(message, spoken, listener)
@@ -206,7 +201,7 @@ class Link:
     async def notify(self, method: str, version: str) -> None:
         """Send a notification."""
         message: Json = {"jsonrpc": "2.0", "method": method}
-        with client_span(message, version, self._peer, self.session_id):
+        with outgoing.client_span(message, version, self._peer, self.session_id):
             await self._deliver(message, version, method, NO_LISTENER)
 
     async def answer(self, request_id: Any, answer: Json, listener: Listener = NO_LISTENER) -> None:
@@ -304,7 +299,7 @@ class Link:
         self.version, self.session_id = position.version, position.session_id
         self._opened_s = None
         await self.session_stream.open()
-        with continued_request(self._peer, dict(answers)) as continued:
+        with outgoing.continued_request(self._peer, dict(answers)) as continued:
             async with self._in_time("a continued request") as timeout:
                 request = OlderRequest(self, listener, timeout, position, answers)
                 try:
@@ -333,7 +328,7 @@ class Link:
                 await (await self._sender.send_once("DELETE", headers)).close()
         if self._opened_s is not None:  # this process has opened the session
             took_s = asyncio.get_running_loop().time() - self._opened_s
-            client_session_ended(took_s, self.version, self._peer)
+            outgoing.client_session_ended(took_s, self.version, self._peer)
         self.session_id = None
 
     # -- one request -------------------------------------------------------------------------------

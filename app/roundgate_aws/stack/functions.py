@@ -141,9 +141,8 @@ class Environment:
     def kill(self) -> None:
         """Stop the environment's processes with SIGKILL, as a failing host would."""
         if self.process is not None and self.is_alive:
-            for pid in family(self.process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
     def end(self) -> None:
@@ -290,17 +289,3 @@ def unpack(source: Path, directory: Path) -> Path:
     with zipfile.ZipFile(source) as archive:
         archive.extractall(directory)
     return directory
-
-
-def family(pid: int) -> list[int]:
-    """Return the ids of a process and its descendants."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [
-        pid,
-        *(
-            descendant
-            for children in tasks
-            for child in children.read_text().split()
-            for descendant in family(int(child))
-        ),
-    ]

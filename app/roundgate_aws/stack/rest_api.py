@@ -23,15 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from roundgate_aws.stack.events import (
-    MAX_HEADER_BYTES,
-    MAX_REQUEST_BYTES,
-    NOT_PASSED,
-    REMAPPED,
-    as_text,
-    generality,
-    matches,
-)
+from roundgate_aws.stack import events
 from roundgate_aws.stack.functions import EnvironmentPool, PayloadTooLarge, Throttled
 from roundgate_aws.stack.runtime_api import InvocationFailed, parted
 from roundgate_aws.template import StackTemplate
@@ -66,7 +58,7 @@ class RestFront:
         self._pool = pool
         self._stage = template.properties("RestStage")["StageName"]
         self._methods = sorted(
-            methods(template), key=lambda method: generality(method.verb, method.path)
+            methods(template), key=lambda method: events.generality(method.verb, method.path)
         )
         self._refusals = {
             properties["ResponseType"]: properties
@@ -100,7 +92,7 @@ class RestFront:
             return "MISSING_AUTHENTICATION_TOKEN"
         body = await request.body()
         size = len(request.url.path) + sum(map(len, request.headers.values()))
-        if len(body) > MAX_REQUEST_BYTES or size > MAX_HEADER_BYTES:
+        if len(body) > events.MAX_REQUEST_BYTES or size > events.MAX_HEADER_BYTES:
             return "REQUEST_TOO_LARGE"
         event = self._event(request, method, body)
         try:
@@ -115,9 +107,9 @@ class RestFront:
         except InvocationFailed:
             return "DEFAULT_5XX"
         headers = [
-            (REMAPPED.get(name, name).encode("latin-1"), value.encode("latin-1"))
+            (events.REMAPPED.get(name, name).encode("latin-1"), value.encode("latin-1"))
             for name, value in head.headers
-            if name not in NOT_PASSED
+            if name not in events.NOT_PASSED
         ]
         await send({"type": "http.response.start", "status": head.status, "headers": headers})
         await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -160,7 +152,9 @@ class RestFront:
     def _method(self, verb: str, path: str) -> RestMethod | None:
         """Return the method of a request: of the most specific path, which alone counts."""
         parts = path.split("/")
-        of_path = [method for method in self._methods if matches(method.path.split("/"), parts)]
+        of_path = [
+            method for method in self._methods if events.matches(method.path.split("/"), parts)
+        ]
         of_verb = [method for method in of_path if method.verb in ("ANY", verb)]
         is_there = of_verb and of_verb[0].path == of_path[0].path
         return of_verb[0] if is_there else None
@@ -169,12 +163,12 @@ class RestFront:
         url, source = request.url, request.client.host if request.client else "127.0.0.1"
         headers: dict[str, list[str]] = {"X-Forwarded-For": [source], "X-Forwarded-Proto": ["http"]}
         for name, value in request.headers.items():
-            if name not in NOT_PASSED:
+            if name not in events.NOT_PASSED:
                 headers.setdefault(name, []).append(value)
         queries: dict[str, list[str]] = {}
         for name, value in request.query_params.multi_items():
             queries.setdefault(name, []).append(value)
-        text, is_base64 = as_text(body)
+        text, is_base64 = events.as_text(body)
         return {
             "resource": method.path,
             "path": url.path,

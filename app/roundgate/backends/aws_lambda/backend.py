@@ -28,20 +28,15 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from roundgate import json, lenient
+from roundgate import errors, json, lenient
 from roundgate.auth import LOCAL
+from roundgate.backends.aws_lambda import invoking
 from roundgate.backends.aws_lambda.calling import FunctionCalling, check_job, make_caller
 from roundgate.backends.aws_lambda.config import (
     LambdaBackendConfig,
     LambdaCallConfig,
     LambdaToolConfig,
     PayloadConfig,
-)
-from roundgate.backends.aws_lambda.invoking import (
-    FunctionInvocation,
-    Functions,
-    choose_target,
-    target,
 )
 from roundgate.backends.aws_lambda.messages import (
     RESPONSES,
@@ -50,14 +45,6 @@ from roundgate.backends.aws_lambda.messages import (
 )
 from roundgate.backends.base import Offering, Shared, Tool
 from roundgate.backends.config import NAME_PATTERN
-from roundgate.errors import (
-    BackendError,
-    ConfigError,
-    IndexOfAnotherVersion,
-    ParseError,
-    Problem,
-    UnusableIndex,
-)
 from roundgate.protocol import Schema
 from roundgate.settings import Origin
 
@@ -102,7 +89,7 @@ class LambdaBackend:
         self._config = config
         self._origin = origin
         self._shared = shared
-        self._functions = Functions(config.max_connections, config.max_response_bytes)
+        self._functions = invoking.Functions(config.max_connections, config.max_response_bytes)
 
     async def offer(self) -> Offering:
         """Return the declared tools and the tools that the function describes.
@@ -113,11 +100,11 @@ class LambdaBackend:
         """
         if find_spec("botocore") is None:
             message, remedy = "needs boto3, which is not installed", "pip install 'roundgate[aws]'"
-            raise ConfigError([self._origin.at("kind").problem(message, remedy)])
+            raise errors.ConfigError([self._origin.at("kind").problem(message, remedy)])
         described, left_out, files = await self._described()
         declared, problems = self._make_tools(self._config.tools, self._origin.at("tools"))
         if problems:
-            raise ConfigError(problems)
+            raise errors.ConfigError(problems)
         described_tools, unusable = self._make_tools(described, None)
         left_out += unusable
         if left_out:
@@ -134,12 +121,12 @@ class LambdaBackend:
     def _prepare(self) -> None:
         """Make the clients; raise ConfigError if a region is missing."""
         for tool in self._config.tools:
-            region = choose_target(tool, self._config).region
+            region = invoking.choose_target(tool, self._config).region
             self._functions.prepare(region, tool.timeout_s or self._config.timeout_s)
 
     async def _described(
         self,
-    ) -> tuple[list[LambdaToolConfig], list[Problem], frozenset[Path]]:
+    ) -> tuple[list[LambdaToolConfig], list[errors.Problem], frozenset[Path]]:
         """Return the described tools, the problems of unusable tools, and the index's path."""
         config = self._config
         if not config.describe:
@@ -147,7 +134,7 @@ class LambdaBackend:
         path = index_path(config, self._origin)
         try:
             descriptions = read_index(path, config)
-        except UnusableIndex as error:
+        except errors.UnusableIndex as error:
             descriptions = await self._ask(path, str(error))
         except OSError:
             descriptions = await self._ask(path, "is missing")
@@ -164,19 +151,21 @@ class LambdaBackend:
                 f"{path.name} {why}, and a cold start does not invoke functions",
                 "run `roundgate compile` with this file, and keep the written file beside it",
             )
-            raise ConfigError([problem])
+            raise errors.ConfigError([problem])
         try:
             return await ask(self._config)
-        except BackendError as error:
-            raise ConfigError([description_problem(error, self._config, self._origin)]) from None
+        except errors.BackendError as error:
+            raise errors.ConfigError(
+                [description_problem(error, self._config, self._origin)]
+            ) from None
 
     def _make_tools(
         self, tools: list[LambdaToolConfig], place: Origin | None
-    ) -> tuple[list[Tool], list[Problem]]:
+    ) -> tuple[list[Tool], list[errors.Problem]]:
         """Make the tools; return them and the problems of unusable tools. `place` is `None` if the
         function described the tools."""
         made: list[Tool] = []
-        problems: list[Problem] = []
+        problems: list[errors.Problem] = []
         for index, config in enumerate(tools):
             try:
                 made.append(self._tool(config, None if place is None else index))
@@ -234,10 +223,10 @@ def read_index(path: Path, config: LambdaBackendConfig) -> list[Any]:
         if content["format"] == FORMAT and content["of"] == _function_digest(config):
             return list(content["tools"])
         if content["format"] != FORMAT and str(content["format"]).startswith(KIND):
-            raise IndexOfAnotherVersion()
-    except (ParseError, KeyError, TypeError):
+            raise errors.IndexOfAnotherVersion()
+    except (errors.ParseError, KeyError, TypeError):
         pass
-    raise UnusableIndex(f"is not an index of {config.function}")
+    raise errors.UnusableIndex(f"is not an index of {config.function}")
 
 
 def _function_digest(config: LambdaBackendConfig) -> str:
@@ -281,11 +270,11 @@ async def ask(config: LambdaBackendConfig) -> list[Any]:
         ConfigError: boto3 is not installed, or no region is set.
         BackendError: the function cannot be invoked or fails, or its answer is malformed.
     """
-    function = target(str(config.function), config.qualifier, config.region)
-    functions = Functions(1, config.max_response_bytes)
+    function = invoking.target(str(config.function), config.qualifier, config.region)
+    functions = invoking.Functions(1, config.max_response_bytes)
     try:
         functions.prepare(function.region, DESCRIBE_S)
-        invocation = FunctionInvocation(function, json.encode(EVENT), is_repeatable=True)
+        invocation = invoking.FunctionInvocation(function, json.encode(EVENT), is_repeatable=True)
         invoked = await functions.invoke(invocation, DESCRIBE_S, LOCAL)
     finally:
         await functions.aclose()
@@ -297,11 +286,11 @@ async def ask(config: LambdaBackendConfig) -> list[Any]:
 def _tools(body: bytes) -> list[Any]:
     try:
         answer = lenient.read(body).value
-    except ParseError:
+    except errors.ParseError:
         answer = None
     tools = answer.get("tools") if isinstance(answer, Mapping) else None
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
-        raise BackendError(
+        raise errors.BackendError(
             f"its answer to the describe event is not a list of at most {MOST_TOOLS} tools"
         )
     return tools
@@ -309,11 +298,11 @@ def _tools(body: bytes) -> list[Any]:
 
 def read_described_tools(
     descriptions: Sequence[Any], config: LambdaBackendConfig, origin: Origin
-) -> tuple[list[LambdaToolConfig], list[Problem]]:
+) -> tuple[list[LambdaToolConfig], list[errors.Problem]]:
     """Return the described tools, except for names that gateway.yaml declares, and the problems of
     omitted tools."""
     tools: list[LambdaToolConfig] = []
-    problems: list[Problem] = []
+    problems: list[errors.Problem] = []
     declared = {entry.name for entry in config.tools}
     for number, entry in enumerate(descriptions):
         try:
@@ -368,8 +357,8 @@ def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
         return f"{config.name}: its tools are in gateway.yaml, there is nothing to compile"
     try:
         descriptions = asyncio.run(ask(config))
-    except BackendError as error:
-        raise ConfigError([description_problem(error, config, origin)]) from None
+    except errors.BackendError as error:
+        raise errors.ConfigError([description_problem(error, config, origin)]) from None
     tools, problems = read_described_tools(descriptions, config, origin)
     path = index_path(config, origin)
     # replace the file atomically, so that a starting gateway reads a complete index
@@ -381,8 +370,8 @@ def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
 
 
 def description_problem(
-    error: BackendError, config: LambdaBackendConfig, origin: Origin
-) -> Problem:
+    error: errors.BackendError, config: LambdaBackendConfig, origin: Origin
+) -> errors.Problem:
     """Return the problem report for a function that did not describe its tools."""
     return origin.at("function").problem(
         f"{config.function} did not describe its tools: {error}",

@@ -12,13 +12,7 @@ from msgspec.structs import replace
 
 from roundgate.backends.http.bodies import FILE, Body, BodyKind, Member
 from roundgate.backends.http.values import Style
-from roundgate.backends.openapi.documents import (
-    MAX_HOPS,
-    DanglingReference,
-    Place,
-    References,
-    UnusableOperation,
-)
+from roundgate.backends.openapi import documents
 from roundgate.backends.openapi.schemas import Schemas, as_list, beside_null, object_properties
 
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -58,7 +52,7 @@ class MadeBody(Struct):
     body: Body
     properties: dict[str, Any] = field(default_factory=dict)
     required: list[str] = field(default_factory=list)
-    uses: set[Place] = field(default_factory=set)
+    uses: set[documents.Place] = field(default_factory=set)
 
 
 def media_types(contents: Iterable[Content]) -> list[str]:
@@ -94,7 +88,7 @@ def body_kind(media_type: str) -> BodyKind:
 class Bodies(Struct, frozen=True):
     """A reader of the request bodies of one description."""
 
-    references: References
+    references: documents.References
     schemas: Schemas
     preferred: Sequence[str]
     """The preferred media types, best first."""
@@ -138,7 +132,7 @@ class Bodies(Struct, frozen=True):
         a body with files, choose multipart if it is among the preferred types."""
         ranked = sorted(media_types([content]), key=self._rank)
         if not ranked:
-            raise UnusableOperation(
+            raise documents.UnusableOperation(
                 f"the body has no usable media type: {', '.join(content)[:200]}"
             )
         if body_kind(ranked[0]) in ("json", "form"):
@@ -176,7 +170,7 @@ class Bodies(Struct, frozen=True):
         returned unchanged; converting the schema reports it."""
         try:
             return self.references.follow(uri, schema)
-        except DanglingReference:
+        except documents.DanglingReference:
             return uri, schema
 
     def _merge_plain_parts(self, uri: str, schema: Any) -> tuple[str, Any]:
@@ -271,7 +265,7 @@ class Bodies(Struct, frozen=True):
     def _files(self, uri: str, schema: Any) -> Literal["one", "many"] | None:
         """Return whether a member is a file or a list of files; `None` for any other member. A
         nullable file is also a file."""
-        for _ in range(MAX_HOPS):
+        for _ in range(documents.MAX_HOPS):
             uri, schema = self._followed(uri, schema)
             if not isinstance(schema, dict) or schema.get("readOnly") is True:
                 return None

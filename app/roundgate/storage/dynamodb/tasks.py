@@ -23,17 +23,6 @@ from roundgate import json
 from roundgate.errors import ParseError, Unavailable
 from roundgate.protocol import OPEN, Status
 from roundgate.storage.dynamodb import root_items
-from roundgate.storage.dynamodb.root_items import (
-    LOOKED_FOR,
-    SHARDS,
-    make_open_task,
-    make_record,
-    make_work,
-    partition_key,
-    refs_for_work,
-    refs_shown,
-    value_ttl_seconds,
-)
 from roundgate.storage.dynamodb.table import (
     DUE,
     ENDED,
@@ -81,13 +70,13 @@ class DynamoDbTasks:
     """A `TaskStore` in a DynamoDB table. New tasks are spread over `shards` parts of the index of
     due tasks."""
 
-    def __init__(self, table: Table, shards: int = SHARDS) -> None:
+    def __init__(self, table: Table, shards: int = root_items.SHARDS) -> None:
         self._table = table
         self._shards = shards
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
-        pk = partition_key(record.ref)
-        draft = self._table.draft(pk, value_ttl_seconds(record.expires_ms))
+        pk = root_items.partition_key(record.ref)
+        draft = self._table.draft(pk, root_items.value_ttl_seconds(record.expires_ms))
         row = root_items.new_root_item(record, puts, draft, self._shards)
         await self._table.put(draft)
         match await self._table.put_new(row):
@@ -98,54 +87,58 @@ class DynamoDbTasks:
 
     async def read(self, ref: TaskRef) -> TaskRecord | None:
         for _ in range(_READ_TRIES):
-            rows = await self._table.read(partition_key(ref))
+            rows = await self._table.read(root_items.partition_key(ref))
             root = rows.get(ROOT)
             if root is None:
                 return None
-            if all(name in rows for stored in refs_shown(root) for name in row_names(stored)):
-                return make_record(root, rows)
+            if all(
+                name in rows for stored in root_items.refs_shown(root) for name in row_names(stored)
+            ):
+                return root_items.make_record(root, rows)
             # a question was answered and its rows were deleted during the read
         raise Unavailable(_CHANGES_TOO_FAST)
 
     async def head(self, ref: TaskRef) -> TaskRecord | None:
-        root = await self._table.root(partition_key(ref))
-        return None if root is None else make_record(root)
+        root = await self._table.root(root_items.partition_key(ref))
+        return None if root is None else root_items.make_record(root)
 
     async def heads(
         self, refs: Sequence[TaskRef], *, may_lag: bool = False
     ) -> Mapping[TaskRef, TaskRecord]:
         """Return many records, as `TaskStore.heads` does. Records that may lag cost half."""
-        pks = [partition_key(ref) for ref in dict.fromkeys(refs)]
+        pks = [root_items.partition_key(ref) for ref in dict.fromkeys(refs)]
         roots = await self._table.roots(pks, consistent=not may_lag)
-        return {record.ref: record for record in map(make_record, roots.values())}
+        return {record.ref: record for record in map(root_items.make_record, roots.values())}
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
-        pk = partition_key(ref)
+        pk = root_items.partition_key(ref)
         for _ in range(_READ_TRIES):
             root = await self._table.root(pk)
             if root is None:
                 return None, None
-            refs = refs_for_work(root)
+            refs = root_items.refs_for_work(root)
             rows = await self._table.named(pk, refs)
             if all(name in rows for stored in refs for name in row_names(stored)):
                 notes = root_items.make_notes(root, rows)
-                return make_record(root, before=notes), make_work(root, rows)
+                return root_items.make_record(root, before=notes), root_items.make_work(root, rows)
             # a worker has made progress, and the older rows were deleted
         raise Unavailable(_CHANGES_TOO_FAST)
 
     async def swap(self, change: TaskChange) -> TaskRecord | Lost:
-        before, pk = change.before, partition_key(change.before.ref)
-        ttl_s = value_ttl_seconds(change.after.expires_ms)
+        before, pk = change.before, root_items.partition_key(change.before.ref)
+        ttl_s = root_items.value_ttl_seconds(change.after.expires_ms)
         draft = self._table.draft(pk, ttl_s)
         step = root_items.step(change, draft)
         await self._table.put(draft)
-        if ttl_s > value_ttl_seconds(before.expires_ms):
+        if ttl_s > root_items.value_ttl_seconds(before.expires_ms):
             await self._table.prolong(pk, _live(step.notes.root) - {*draft.names}, ttl_s)
         write = RowChange(step.sets, [_IS_AS_SEEN], {":seen": before.version})
         match await self._table.update(pk, write):
             case ConditionFailed(row=root):
                 await self._drop_draft(pk, draft, root)
-                return Lost(None if root is None else make_record(root, before=before.notes))
+                return Lost(
+                    None if root is None else root_items.make_record(root, before=before.notes)
+                )
             case Applied(version=version):
                 await self._drop(pk, step.superseded)
         after = change.record(version=version, notes=step.notes)
@@ -156,7 +149,7 @@ class DynamoDbTasks:
     async def _tidy(self, pk: str, root: Row) -> None:
         """Delete the rows of a worker that died before it wrote the root item. Otherwise each
         `tasks/get` would read them."""
-        live = _row_names(refs_shown(root))
+        live = _row_names(root_items.refs_shown(root))
         names = [name for name in await self._table.names_shown(pk) if name not in live]
         if names:
             await self._table.drop(pk, names)
@@ -175,7 +168,7 @@ class DynamoDbTasks:
             await self._table.drop(pk, names)
 
     async def delete(self, record: TaskRecord) -> bool:
-        pk, values = partition_key(record.ref), {":seen": record.version}
+        pk, values = root_items.partition_key(record.ref), {":seen": record.version}
         return await self._table.delete(pk, [_IS_AS_SEEN], values)
 
     # indexes
@@ -184,14 +177,14 @@ class DynamoDbTasks:
     def shards(self) -> int:
         """Return the number of shards, as `TaskStore.shards` does. A table may still have tasks
         from the time when it had the default number."""
-        return max(self._shards, SHARDS)
+        return max(self._shards, root_items.SHARDS)
 
     async def scan(
         self, until_ms: int | None, limit: int, shard: int | None = None
     ) -> Sequence[OpenTask]:
         if shard is not None:
             rows = await self._table.index(str(shard), until_ms, limit)
-            return [make_open_task(row) for row in rows]
+            return [root_items.make_open_task(row) for row in rows]
         if until_ms is None and limit > EXACTLY:
             return await self._sample(limit)
         # Exact for small limits. For large ones each part of the index returns twice its share, so
@@ -199,7 +192,7 @@ class DynamoDbTasks:
         share = limit if limit <= EXACTLY else -(-2 * limit // self.shards)
         parts = (self._table.index(str(part), until_ms, share) for part in range(self.shards))
         rows = [row for rows in await asyncio.gather(*parts) for row in rows]
-        return sorted(map(make_open_task, rows), key=lambda task: task.due_ms)[:limit]
+        return sorted(map(root_items.make_open_task, rows), key=lambda task: task.due_ms)[:limit]
 
     async def _sample(self, limit: int) -> Sequence[OpenTask]:
         """Return tasks from one part of the index after the other: all of them, or `limit`."""
@@ -207,7 +200,7 @@ class DynamoDbTasks:
         for part in range(self.shards):
             if len(rows) < limit:
                 rows += await self._table.index(str(part), None, limit - len(rows))
-        return sorted(map(make_open_task, rows), key=lambda task: task.due_ms)
+        return sorted(map(root_items.make_open_task, rows), key=lambda task: task.due_ms)
 
     async def count_open(self, owner: str, up_to: int) -> int:
         return await self._table.count(owner, up_to)
@@ -251,7 +244,7 @@ class DynamoDbTasks:
 
 def _live(root: Row) -> set[str]:
     """Return the names of the rows that a root item refers to."""
-    return _row_names([*refs_shown(root), *refs_for_work(root)])
+    return _row_names([*root_items.refs_shown(root), *root_items.refs_for_work(root)])
 
 
 def _row_names(stored_values: Sequence[Kept]) -> set[str]:
@@ -292,7 +285,7 @@ def search_parts(table: Table, wanted: Wanted, shards: int) -> Parts:
         parts.append(_of_index(table, OWNED, ("owner",), wanted.owner))
     elif statuses & OPEN:
         parts += [_of_index(table, DUE, ("shard", "due_ms"), f"{n}") for n in range(shards)]
-    if statuses & LOOKED_FOR:
+    if statuses & root_items.LOOKED_FOR:
         parts += [_of_index(table, ENDED, ("ended", "updated_ms"), f"{n}") for n in range(shards)]
     return parts
 
@@ -350,7 +343,7 @@ class Search:
         taken: list[TaskRecord] = []
         for row in page.rows:
             root = roots.get(row["pk"])
-            record = None if root is None else make_record(root)
+            record = None if root is None else root_items.make_record(root)
             if record is not None and self._wanted.takes(record):
                 taken.append(record)
             if len(taken) == room and row is not page.rows[-1]:
@@ -365,7 +358,7 @@ class Search:
 
     def _may_be_wanted(self, pk: str) -> bool:
         owner = self._wanted.owner
-        return owner is None or pk.startswith(partition_key(TaskRef(owner, "")))
+        return owner is None or pk.startswith(root_items.partition_key(TaskRef(owner, "")))
 
     def _cursor(self) -> str | None:
         if self._number == len(self._parts):
