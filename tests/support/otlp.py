@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -14,6 +18,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from roundgate_aws.machine import reserved_port
+from tests.support.server import Server, end, start
+
+OFTEN = {
+    "OTEL_METRIC_EXPORT_INTERVAL": "300",
+    "OTEL_BSP_SCHEDULE_DELAY": "100",
+    "OTEL_BLRP_SCHEDULE_DELAY": "100",
+}
 _REQUESTS: Mapping[str, Any] = {
     "/v1/traces": ExportTraceServiceRequest,
     "/v1/metrics": ExportMetricsServiceRequest,
@@ -104,3 +116,29 @@ def collecting() -> Iterator[Collector]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def instrumented(folder: Path, environment: dict[str, str], *arguments: str) -> Iterator[Server]:
+    """Run a documented command in a folder, on a free port if it serves."""
+    scripts = Path(sys.executable).parent
+    with reserved_port() as port:
+        command = [str(scripts / "opentelemetry-instrument"), "roundgate", *arguments]
+        command += [str(folder / "gateway.yaml")]
+        if arguments[0] == "serve":
+            command += ["--port", str(port)]
+        path = {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+        log = folder / f"{arguments[0]}-{port}.log"
+        server = Server(start(command, log, OFTEN | environment | path), port, log)
+        try:
+            yield server
+        finally:
+            end(server.process)
+
+
+def wait_for(what: Callable[[], bool], missing: Callable[[], object] = str) -> None:
+    """Wait until something is so; then a failure says what is `missing`."""
+    until = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < until, missing()
+        time.sleep(0.1)

@@ -4,12 +4,8 @@ metrics and logs of gateways and workers, and Prometheus still finds their metri
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,8 +14,8 @@ import pytest
 from roundgate.client import Client
 from roundgate_aws.machine import reserved_port
 from tests.support.documents import ROOT
-from tests.support.otlp import Collector, collecting
-from tests.support.server import Server, end, start, wait_until_it_answers
+from tests.support.otlp import Collector, collecting, instrumented, wait_for
+from tests.support.server import Server, wait_until_it_answers
 
 PAGE = (ROOT / "docs" / "observability.md").read_text()
 TOOLS = '''
@@ -43,11 +39,6 @@ http: {metrics: %s}
 tasks: {poll_interval_ms: 100}
 backends: [{kind: python, name: own, prefix: "", path: tools.py}]
 """
-OFTEN = {
-    "OTEL_METRIC_EXPORT_INTERVAL": "300",
-    "OTEL_BSP_SCHEDULE_DELAY": "100",
-    "OTEL_BLRP_SCHEDULE_DELAY": "100",
-}
 
 
 @pytest.fixture
@@ -63,24 +54,6 @@ def files(folder: Path, *, metrics: bool = False) -> dict[str, str]:
     return {"GATEWAY_STORE": f"sqlite:///{folder / 'store.sqlite3'}"}
 
 
-@contextmanager
-def instrumented(folder: Path, environment: dict[str, str], *arguments: str) -> Iterator[Server]:
-    """Run a documented command in a folder, on a free port if it serves."""
-    scripts = Path(sys.executable).parent
-    with reserved_port() as port:
-        command = [str(scripts / "opentelemetry-instrument"), "roundgate", *arguments]
-        command += [str(folder / "gateway.yaml")]
-        if arguments[0] == "serve":
-            command += ["--port", str(port)]
-        path = {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
-        log = folder / f"{arguments[0]}.log"
-        server = Server(start(command, log, OFTEN | environment | path), port, log)
-        try:
-            yield server
-        finally:
-            end(server.process)
-
-
 def call(server: Server, *tools: str) -> None:
     async def calls() -> None:
         async with Client(f"{server.url}/mcp") as client:
@@ -88,13 +61,6 @@ def call(server: Server, *tools: str) -> None:
                 await (client.call(tool, name="secret") if tool == "greet" else client.call(tool))
 
     asyncio.run(calls())
-
-
-def wait_for(what: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_the_page_names_the_commands_that_are_run_here() -> None:
