@@ -42,7 +42,18 @@ _OF_HANDLERS: Final = "roundgate.handler"
 """The logger of handlers, whose messages may have values."""
 MEMBERS: Final = (
     *("method", "name", "through", "view", "subject", "issuer", "client", "address"),
-    *("outcome", "status", "code", "reason", "round", "questions", "ms", "attempt"),
+    *(
+        "outcome",
+        "status",
+        "code",
+        "reason",
+        "round",
+        "questions",
+        "ms",
+        "attempt",
+        "turn",
+        "faults",
+    ),
     *("step", "again", "seconds", "deaths", "host", "backend", "function", "event"),
     *("job", "reference", "ended_by", "error", "action"),
 )

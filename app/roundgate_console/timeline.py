@@ -171,7 +171,9 @@ MAPPERS: Final[Mapping[str, _Mapper]] = MappingProxyType(
         "a step failed": _failed_step,
         "a step failed, trying again": _failed_step,
         "a step ended with a tool error": _failed_step,
-        "task": _row(MomentKind.TURN, "turn of a worker", "attempt", "reason", "job"),
+        "task": _row(
+            MomentKind.TURN, "turn of a worker", "turn", "faults", "attempt", "reason", "job"
+        ),
         "a task is taken over": _DIED,
         "a process died while it ran a suspect task alone": _DIED,
         "request to a service": _upstream,

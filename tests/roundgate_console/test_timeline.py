@@ -47,7 +47,7 @@ def titles(
 ROUND = event(900, "request", method="tools/call", name="refund", outcome="input_required", ms=10)
 ASKS = event(899, "a call asks its client", round=1, questions=["confirm"])
 SECOND = event(1_001, "request", method="tools/call", name="refund", outcome="task", ms=5)
-TURN = event(1_200, "task", name="refund", outcome="finished", attempt=1, ms=100)
+TURN = event(1_200, "task", name="refund", outcome="finished", turn=1, ms=100)
 PLAN = event(1_110, "a step ended", step="plan", attempt=1, outcome="ok", ms=5)
 
 

@@ -112,7 +112,7 @@ async def test_each_of_two_refunds_is_told_by_its_own_lines(agency: Agency) -> N
     assert shape(quoted) == shape(told["B"]), "docs/observability.md quotes these lines"
     for line, of_docs in zip(told["B"], quoted, strict=True):
         assert of_docs.keys() <= line.keys(), line["msg"]
-        same = ("level", "method", "name", "tool", "step", "attempt", "reason", "deaths")
+        same = ("level", "method", "name", "tool", "step", "attempt", "turn", "reason", "deaths")
         assert [of_docs.get(key) for key in same] == [
             line[key] if key in of_docs else None for key in same
         ]

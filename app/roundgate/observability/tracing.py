@@ -148,10 +148,10 @@ class Tracing:
         return _passed_on(trace) if trace else _NO_TRACE
 
     def turn(
-        self, origin: Mapping[str, str], correlation: Correlation, attempt: int
+        self, origin: Mapping[str, str], correlation: Correlation, number: int
     ) -> AbstractContextManager[Span]:
-        """Return the span of one turn of a worker at a task. The span links to `origin`, the
-        request in which the call began."""
+        """Return the span of a task's turn with this number. The span links to `origin`, the request
+        in which the call began."""
         return _passed_on(origin) if origin else _NO_TRACE
 
 
@@ -278,12 +278,12 @@ class OpenTelemetry(Tracing):
 
     @contextmanager
     def turn(
-        self, origin: Mapping[str, str], correlation: Correlation, attempt: int
+        self, origin: Mapping[str, str], correlation: Correlation, number: int
     ) -> Iterator[Span]:
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": str(correlation.tool),
-            "roundgate.attempt": attempt,
+            "roundgate.turn": number,
         }
         with self.span("CONSUMER", f"task {correlation.tool}", attributes) as span:
             turn_span = _ServerSpan(span, correlation)

@@ -211,11 +211,13 @@ _LABELS: Final = {
     "failedSteps": "failed at",
     "retriedAs": "retried as",
     "lastFailure": "last failure",
+    "claims": "turns",
+    "attempts": "faults",
 }
 _MEANINGS: Final = {
-    "attempts": "{} (consecutive faults of the gateway)",
+    "attempts": "{} (turns in a row that a fault of the gateway ended)",
     "deaths": "{} (workers that died or stalled while they ran only this task)",
-    "claims": "{} (turns that workers began)",
+    "claims": "{} (workers have begun)",
     "outcomeBytes": "{} bytes",
     "hidden": "a call of a client whose revision has no tasks; the client's requests run it",
     "suspect": "a worker died or stalled with this task, so it runs alone",

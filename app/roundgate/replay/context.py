@@ -610,7 +610,8 @@ class Context(CallFacts):
 
     async def status(self, message: str) -> None:
         """Set the `statusMessage` of the task that the call is or becomes, cut off after 1,000
-        characters."""
+        characters. A question to the client clears the status if a step has ended since."""
+        self._run.is_message_over = False
         self._run.message = message.encode(errors="replace").decode()[:MAX_STATUS_CHARS]
 
     async def progress(

@@ -269,6 +269,8 @@ class Run:
 
     message: str | None = None
     """The handler's last status: the `statusMessage` of a task."""
+    is_message_over = False
+    """Whether a step has ended since the last status, which a question then replaces."""
     wants_task = False
     """Whether the run has to continue as a task, or in another turn of its task: at the handler's
     request, because time is nearly up, or for a wait longer than a request may take."""

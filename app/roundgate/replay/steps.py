@@ -439,6 +439,7 @@ def _recorded_value(
         Suspend: the value does not fit the annotation; the run has ended.
     """
     run.mark_received(entry.key)
+    run.is_message_over = True
     if not isinstance(entry, Finished):
         error = _recorded_error(entry, name)
         # a step's own ToolError is meant for the caller, not for the operator

@@ -561,7 +561,8 @@ def _added(
     if added.state is not None:
         puts.append(Put(RecordPart.STATE, added.state))
     if added.status_message is not None and added.status_message != record.status_message:
-        after = _seen(replace(after, status_message=added.status_message), record.revision, now_ms)
+        message = added.status_message or None
+        after = _seen(replace(after, status_message=message), record.revision, now_ms)
     if added.expires_ms is not None:
         after = replace(after, expires_ms=added.expires_ms)
     return after, puts

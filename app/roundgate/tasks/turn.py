@@ -225,16 +225,18 @@ class Turn:
     def _note(self) -> None:
         record, took_ms = self._record, round(self._clock.monotonic_ms() - self._begun_ms, 2)
         self._means.metrics.turn(record.tool, self.result.value, took_ms)
-        ended = {"outcome": self.result.value, "attempt": record.attempts + 1}
         facts = {
             **self.facts(),
-            **ended,
+            "outcome": self.result.value,
+            "turn": record.fence,
+            **({"faults": record.attempts} if record.attempts else {}),
             "ms": took_ms,
             **({} if record.call_id is None else {"call": record.call_id}),
             **({} if self._reason is None else {"reason": self._reason}),
         }
         log.info("task", extra={"fields": facts})
         if self._means.trail is not None:
+            ended = {"outcome": self.result.value, "attempt": record.attempts + 1}
             self._means.trail.record("turn_ended", {**self.ids(), **ended})
 
     # the run
@@ -401,6 +403,8 @@ class Turn:
         self.checkpointer.extend_life(self._clock.now_ms())
         self.checkpointer.extend_life()
         wake_ms = min(suspended.wake_ms or 0, self.checkpointer.end_ms)
+        if self._run.is_message_over:
+            self._run.message = ""
         await self.checkpointer.last_with_rest(
             lambda rest: Ask(wire, wake_ms, suspended.awaits, ready_ms, added=rest)
         )

@@ -268,7 +268,7 @@ class Worker:
         self._turns[turn] = None
         if self._stop_requested:
             turn.request_stop()
-        with self._tracing.turn(task_call.origin, ids, record.attempts + 1) as span:
+        with self._tracing.turn(task_call.origin, ids, record.fence) as span:
             outcome = await turn.run(served.call)
             span.end("tool_error" if isinstance(outcome, Failed) else "ok")
         await turn.commit(outcome)

@@ -87,7 +87,7 @@ async def test_it_works_and_leaves_with_exit_status_0_when_it_is_told_to_stop(
     with working(config, tmp_path / "worker.log", environment(tmp_path)) as worker:
         assert await ended(tmp_path, task_id) == "dug"
         line = worker.logged(task=ref_of(task_id), outcome="finished")
-        assert (line["name"], line["attempt"]) == ("dig", 1)
+        assert (line["name"], line["turn"]) == ("dig", 1)
         assert worker.stop(by) == 0
 
 

@@ -399,8 +399,8 @@ async def test_show_says_which_steps_are_done_and_what_the_counters_count(
         "who: answered",
         "charge: failed after 3 attempts",
     ]
-    assert "claims:       2 (turns that workers began)" in text
-    assert "attempts:     0 (consecutive faults of the gateway)" in text
+    assert "turns:        2 (workers have begun)" in text
+    assert "faults:       0 (turns in a row that a fault of the gateway ended)" in text
     _, out, _ = await operator("show", ref(task_id), "--json")
     assert json.loads(out)["steps"][-1] == {"name": "charge", "state": "failed", "attempts": 3}
     assert "Ada" not in text + out

@@ -65,7 +65,7 @@ async def test_deploy_asks_in_a_round_and_then_inside_its_task(mcp: Client) -> N
     created = await post(mcp, "tools/call", **retry(params, asked, confirm=accept(go=True)))
     assert created["resultType"] == "task"
     waiting = await until(mcp, created["taskId"], "input_required")
-    assert waiting["statusMessage"] == "applying"
+    assert "statusMessage" not in waiting, "the step that it was about has ended"
     assert list(waiting["inputRequests"]) == ["notify"]
     await post(
         mcp, "tasks/update", taskId=created["taskId"], inputResponses={"notify": accept(name="Ada")}

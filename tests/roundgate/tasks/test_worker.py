@@ -830,8 +830,8 @@ async def test_a_status_that_is_no_unicode_is_shown_as_well_as_it_can_be(
     effects = Effects()
 
     async def tells(ctx: Context) -> str:
-        await ctx.status(text)
         await ctx.step("one", effects.do, "one")
+        await ctx.status(text)
         await ctx.elicit("who", "Who?", Name)
         return "done"
 
