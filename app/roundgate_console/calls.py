@@ -165,11 +165,14 @@ def make_router(console: Console) -> APIRouter:
     @router.get("/calls/{call}", include_in_schema=False)
     async def call_page(request: Request, call: str) -> HTMLResponse:
         moments, task = await _timeline(console, call)
+        events = console.recent.of_call(call)
+        summaries = [each for each in recent_calls(events) if each.id == call]
         return console.page(
             request,
             "call.html",
             status=200 if moments else 404,
             call=call[:MAX_TEXT],
+            row=_row(summaries, console.backend_of(summaries[0].tool)) if summaries else None,
             task=task,
             left=updates_left(request.query_params) - 1 if moments else -1,
             moments=moment_views(moments),

@@ -88,7 +88,8 @@ class Shop:
         return {
             "sign_in": "/sign-in",
             "overview": "",
-            "calls": "/calls",
+            "all_calls": "/calls",
+            "calls": "/calls?tone=bad",
             "call": f"/calls/{self.call}",
             "no_calls": "/calls?text=nothing",
             "tasks": "/tasks",
@@ -99,7 +100,8 @@ class Shop:
             "tools": "/tools",
             "tool": "/tools/refund",
             "limits": "/limits",
-            "audit": "/audit",
+            "all_audit": "/audit",
+            "audit": f"/audit?call={self.call}",
             "session": "/session",
             "error": "/tasks/nothing",
         }

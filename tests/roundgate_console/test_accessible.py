@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.roundgate_console.in_browser import STOP_UPDATES
+from tests.roundgate_console.pictures import IMAGES, take_all
 from tests.roundgate_console.shop import open_shop
 from tests.support.axe import AXE, findings
 from tests.support.chromium import CHROMIUM, chromium
@@ -81,3 +82,15 @@ async def test_a_page_that_cannot_be_updated_says_so(tmp_path: Path) -> None:
         await browser.until(stale)
         await browser.send("Network.emulateNetworkConditions", offline=False, **offline)
         await browser.until(f"!{stale}")
+
+
+async def test_the_pictures_of_the_documents_can_be_taken_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    async with open_shop(tmp_path) as shop, chromium() as browser:
+        await take_all(shop, browser, folder)
+    taken = {file.name for file in folder.iterdir()}
+    assert taken == {file.name for file in IMAGES.glob("console-*.png")}
+    assert max(file.stat().st_size for file in IMAGES.glob("console-*.png")) < 120_000
+    page = (IMAGES.parent / "console.md").read_text()
+    assert [name for name in sorted(taken) if f"(images/{name})" not in page] == []

@@ -136,6 +136,8 @@ async def test_the_slowest_and_the_failed_calls_of_a_back_end_are_listed(tmp_pat
         assert [row["ms"] for row in rows] == sorted((row["ms"] for row in rows), reverse=True)
         (failed,) = (await gateway.browser.get("/api/calls?tone=bad")).json()["calls"]
         assert (failed["tool"], failed["reason"]) == ("fails", "ToolError")
+        page = await gateway.browser.page(f"/calls/{failed['call']}")
+        assert "<strong>Tool error</strong>: ToolError" in page
         (waits,) = (await gateway.browser.get("/api/calls?tone=waits")).json()["calls"]
         assert waits["tool"] == "ask"
         assert (await gateway.browser.get("/api/calls?backend=none")).json()["calls"] == []
