@@ -1,12 +1,10 @@
-"""Dialogues with back ends and jobs of back ends, independent of the transport.
+"""Jobs of back ends, independent of the transport.
 
-    dialogue   exchange 1 ──▶ questions ──▶ the client answers ──▶ exchange 2 … ──▶ the last answer
-    follow     start ──▶ values     poll … (no worker is held) … poll ──▶ ended     fetch ──▶ the result
-                 └ no answer          └ an unusable answer, or the task ends early: cancel
+    start ──▶ values     poll … (no worker is held) … poll ──▶ ended     fetch ──▶ the result
+      └ no answer          └ an unusable answer, or the task ends early: cancel
 
-Each exchange is a step, so a later round or another worker does not repeat it. A back end's state
-travels sealed inside the gateway's state; the client cannot read it. Answers are recorded as JSON
-in a form that the transport chooses.
+Each request is a step, so another worker does not repeat it. Answers are recorded as JSON in a form
+that the transport chooses.
 """
 
 from __future__ import annotations
@@ -14,15 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from itertools import count
 from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from roundgate import json
 from roundgate.backends.config import JobConfig
+from roundgate.backends.dialogue import Kept
 from roundgate.backends.http.messages import ServiceAnswer
-from roundgate.backends.service_tasks import check_request
 from roundgate.background import detached
 from roundgate.errors import (
     BackendError,
@@ -37,10 +34,7 @@ from roundgate.errors import (
     ParseError,
 )
 from roundgate.json import at_pointer
-from roundgate.replay import NAME, Cleanup, Context, Raw, Run, run_of
-
-Kept: TypeAlias = Mapping[str, Any]
-"""A recorded answer as JSON, the result of a step."""
+from roundgate.replay import Cleanup, Context, Run, run_of
 
 LEFT_PAUSES_S: Final = (0, 1, 5, 30)
 """The pauses in seconds before the attempts to cancel a job whose call was cancelled."""
@@ -51,67 +45,6 @@ log = logging.getLogger("roundgate.backends")
 class NotNow(Inside):
     """A request about a job failed for now; a later request may succeed. The text gives the
     reason."""
-
-
-class Answering(Struct, frozen=True):
-    """The client's answers by key, and the state that the service sent with its questions; passed
-    to every exchange after the first."""
-
-    responses: Mapping[str, Any]
-    state: Any
-
-
-Exchange: TypeAlias = Callable[[int, Answering | None], Awaitable[Kept]]
-"""A function that runs the nth exchange, counted from 1. It returns the result of `asked` if the
-service has questions, otherwise the last answer, which has no member `inputRequests`. It raises
-BackendError."""
-
-
-async def dialogue(exchange: Exchange, context: Context) -> Kept:
-    """Exchange requests and answers until the service has no more questions; return its last
-    answer."""
-    answering: Answering | None = None
-    for number in count(1):
-        reply: Kept = await context.step("exchange", _exchanging(exchange, number, answering))
-        if "inputRequests" not in reply:
-            break
-        answers = await context.ask(
-            {key: Raw(request) for key, request in reply["inputRequests"].items()}
-        )
-        answering = Answering(
-            {key: answer.value for key, answer in answers.items()}, reply["state"]
-        )
-    return reply
-
-
-def _exchanging(
-    exchange: Exchange, number: int, answering: Answering | None
-) -> Callable[[], Awaitable[Kept]]:
-    """Return an exchange as a step without arguments, because a credential or an endpoint may
-    change between rounds."""
-    return lambda: exchange(number, answering)
-
-
-def asked(envelope: Any) -> Kept:
-    """Return the questions in an envelope: `{"inputRequests": {key: InputRequest}, "state":
-    anything}` (`roundgate docs rounds`).
-
-    Raises:
-        BackendError: the envelope is malformed, or no client can show one of the questions.
-    """
-    try:
-        requests: Mapping[str, Any] = envelope["inputRequests"]
-        for key, request in requests.items():
-            if not NAME.fullmatch(key):
-                raise ValueError(key)
-            check_request(request)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise BackendError(
-            "The service asked for input in a form that the gateway does not know"
-        ) from None
-    if not requests:
-        raise BackendError("The service asked for input but had no question")
-    return {"inputRequests": dict(requests), "state": envelope.get("state")}
 
 
 def is_passing(status: int) -> bool:

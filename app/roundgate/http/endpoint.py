@@ -30,7 +30,7 @@ from roundgate.observability.tracing import Span, TracedMessage, Tracing, contex
 from roundgate.protocol import Notification, Request, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:
-    from roundgate.http.older.serving import OlderClients
+    from roundgate.http.older import OlderClients
 
 _ONLY_STREAMS: Final = frozenset({EVENT_STREAM})
 _LISTEN: Final = "subscriptions/listen"

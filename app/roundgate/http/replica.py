@@ -16,6 +16,7 @@ import traceback
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -25,7 +26,7 @@ from roundgate.backends import Snapshot, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.http.endpoint import Endpoint
-from roundgate.http.older.serving import OlderClients
+from roundgate.http.older import OlderClients
 from roundgate.http.readiness import Readiness
 from roundgate.methods.extensions import makes_tasks
 from roundgate.methods.once import Once
@@ -81,6 +82,7 @@ class Replica:
         )
         trail = core.trail
         self._keys = keys
+        self._hidden = core.hidden(file.config, clock)
         self.readiness = Readiness(
             core.stores.sessions if file.config.http.ready_needs_store else None,
             lambda: trail is not None and trail.refuses,
@@ -111,6 +113,7 @@ class Replica:
         clock, config = self._clock, self.config
         sealer = StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
         own_tasks = Tasks(stores.tasks, clock, config.tasks, view, self.core.trail)
+        hidden = partial(self._hidden, view)
         source = ViewSource(serving, view) if view else serving
         parts = Parts(
             self.core.changes,
@@ -122,6 +125,7 @@ class Replica:
             self.rates,
             sealer,
             self.core.rows_of(view),
+            hidden,
             clock,
             streams=self._using.streams,
             view=view,
@@ -130,6 +134,7 @@ class Replica:
         )
         older = OlderClients(
             self.core,
+            hidden,
             ring,
             clock,
             config,

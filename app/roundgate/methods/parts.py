@@ -45,6 +45,7 @@ from roundgate.protocol import (
     ToolResult,
 )
 from roundgate.protocol.params import validate
+from roundgate.replay import HiddenRounds
 from roundgate.settings import CacheSection as ListHint
 from roundgate.storage import RowsOf
 from roundgate.tasks import NamedTasks, Watch, log_failure
@@ -200,6 +201,8 @@ class Parts(Struct, frozen=True):
     rates: Rates
     sealer: StateSealer
     rows_of: RowsOf
+    hidden: Callable[[], HiddenRounds]
+    """Returns the rounds of calls of older servers."""
     clock: Clock
     streams: bool
     """Whether the platform can hold a stream open."""

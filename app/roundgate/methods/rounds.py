@@ -52,6 +52,7 @@ from roundgate.replay import (
     Context,
     DirectContext,
     Failed,
+    HiddenRounds,
     Journal,
     LongTexts,
     PageDone,
@@ -61,7 +62,6 @@ from roundgate.replay import (
     Run,
     engine,
 )
-from roundgate.storage import RowsOf
 from roundgate.tasks import Life, log_failure, said_by
 from roundgate.tokens import Binding, FixedTask, OpenedState, StateSealer
 
@@ -199,8 +199,8 @@ class Calls(Struct, frozen=True, kw_only=True):
     """Publishes the changes that a handler reports."""
     texts: LongTexts | None
     """The store for the rest of long results."""
-    rows_of: RowsOf
-    """Returns the rows of a caller, for back ends."""
+    hidden: Callable[[], HiddenRounds]
+    """Returns the rounds of calls of older servers."""
     read: Read | None
     """Reads resources of the catalog."""
     shows_errors: bool
@@ -330,7 +330,7 @@ class Calls(Struct, frozen=True, kw_only=True):
             if served is None or served.rules is None
             else served.rules.authorizer(context.principal),
             texts=self.texts,
-            rows_of=self.rows_of,
+            hidden=self.hidden,
             read=self.read,
         )
 

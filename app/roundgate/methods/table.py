@@ -67,7 +67,7 @@ def make_methods(
             max_rounds=config.state.max_rounds,
             publish=parts.changes.publish,
             texts=texts,
-            rows_of=parts.rows_of,
+            hidden=parts.hidden,
             read=catalog.read_resource,
             shows_errors=parts.shows_errors,
             life=Life.from_config(config.tasks),

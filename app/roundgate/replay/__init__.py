@@ -59,8 +59,11 @@ from roundgate.replay.run import Authorize as Authorize
 from roundgate.replay.run import Call as Call
 from roundgate.replay.run import Cleanup as Cleanup
 from roundgate.replay.run import ExternalEvents as ExternalEvents
+from roundgate.replay.run import HiddenRound as HiddenRound
+from roundgate.replay.run import HiddenRounds as HiddenRounds
 from roundgate.replay.run import LongTexts as LongTexts
 from roundgate.replay.run import Notify as Notify
+from roundgate.replay.run import NotSent as NotSent
 from roundgate.replay.run import PageDone as PageDone
 from roundgate.replay.run import Publish as Publish
 from roundgate.replay.run import Read as Read

@@ -20,7 +20,7 @@ import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias
 
@@ -49,7 +49,7 @@ from roundgate.replay.journal import (
     WireNames,
 )
 from roundgate.replay.scheduling import Order, Parked, Quiescence, path_from_key, wake
-from roundgate.storage import RowsOf
+from roundgate.storage import TaskRef
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
@@ -145,6 +145,51 @@ class LongTexts(Protocol):
         """
 
 
+class HiddenRound(Protocol):
+    """A round of answers that this process has claimed (`tasks.hidden.Holding`)."""
+
+    @property
+    def answers(self) -> bytes:
+        """Return the answers."""
+
+    def renewed(self) -> AbstractAsyncContextManager[object]:
+        """Return a context manager that renews the lease until its block ends."""
+
+    async def finish(self, outcome: bytes) -> None:
+        """End the round."""
+
+    async def let_go(self) -> None:
+        """Leave the round to another process, without errors."""
+
+
+class NotSent(StrEnum):
+    """The reason why answers have no outcome."""
+
+    OTHER = "the round has other answers"
+    LOST = "the process that had to run the round has died"
+    ENDED = "an operator ended the round"
+
+
+class HiddenRounds(Protocol):
+    """The rounds of answers to older servers, in rows that every process sees
+    (`tasks.hidden.HiddenTasks`)."""
+
+    def ref(self, owner: Principal, *names: str | int) -> TaskRef:
+        """Return the reference of a round, whether or not it exists."""
+
+    async def send(
+        self, ref: TaskRef, tool: str, answers: bytes, *, continues: bool
+    ) -> bytes | HiddenRound | NotSent:
+        """Store the answers of a round, unless it has some; return its outcome, or the round, claimed,
+        if this process `continues` the call."""
+
+    async def receive(self, ref: TaskRef) -> HiddenRound:
+        """Wait until a request sends the answers of a round, and claim the round."""
+
+    async def close(self, ref: TaskRef, tool: str, outcome: bytes) -> bool:
+        """End a round without answers; return `False` if it has answers."""
+
+
 class ExternalEvents(Protocol):
     """The external events of one task."""
 
@@ -206,8 +251,8 @@ class Call(Struct, frozen=True, kw_only=True, eq=False):
     """The audit log, which records approvals of an ordinary call."""
     texts: LongTexts | None = None
     """The store for the remainder of results that are too long."""
-    rows_of: RowsOf | None = None
-    """Returns the rows in which a back end leaves data for other processes."""
+    hidden: Callable[[], HiddenRounds] | None = None
+    """Returns the rounds through which a back end reaches the process that has its call."""
     read: Read | None = None
     """Reads resources that the gateway serves beside the handler."""
     external: ExternalEvents | None = None

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # imported at run time only by processes that need them
     from roundgate.storage.sqs import SqsQueue
     from roundgate.tasks.clock_trust import ClockTrust
     from roundgate.tasks.external import EventSource
+    from roundgate.tasks.hidden import HiddenTasks
     from roundgate.tasks.pool import Pool
     from roundgate.tasks.sweep import Sweep
     from roundgate.tasks.watchdog import Watchdog
@@ -118,6 +119,28 @@ class Core(Struct, frozen=True):
         """Return a function that returns the counted rows of a caller of a view."""
         return lambda principal: self.accounts.rows(task_owner(principal, view))
 
+    def hidden(self, config: GatewayConfig, clock: Clock) -> Callable[[str], HiddenTasks]:
+        """Return a function that returns the hidden tasks of a view."""
+
+        @cache
+        def hidden_of(view: str) -> HiddenTasks:
+            from roundgate.storage.patience import RowPatience
+            from roundgate.tasks.hidden import HiddenTasks
+
+            # an answer is useless after the state has expired
+            wait_s = min(config.sessions.answer_timeout_s, config.state.lifetime_s)
+            wait_ms = int(wait_s * 1000)
+            return HiddenTasks(
+                self.stores.tasks,
+                clock,
+                config.tasks,
+                RowPatience(clock),
+                wait_ms=wait_ms,
+                view=view,
+            )
+
+        return hidden_of
+
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
         """Return the `ClockTrust` that decides whether this process may act by its clock."""
         from roundgate.tasks.clock_trust import ClockTrust
@@ -142,7 +165,7 @@ class Core(Struct, frozen=True):
             tracing=tracing.set_up(),
             metrics=stores.metrics,
             texts=lambda view: self.texts(config, clock, view),
-            rows_of=self.rows_of,
+            hidden=self.hidden(config, clock),
             shows_errors=self.shows_errors,
             trust=trust,
             external=lambda record: self.event_source(config).of_task(record),

@@ -1,21 +1,30 @@
-"""Hidden tasks: calls of clients whose revision has no tasks, once they need a row.
+"""Hidden tasks: the rows of calls that outlive their request or process, and that are no tasks for
+their clients.
 
-Such a call runs in the process that has its request. It becomes a hidden task when it asks its
-client, or reports to a client that can resume its stream:
+**A call of an older client**, whose revision has no tasks, runs in the process that has its request.
+It becomes a hidden task when it asks its client, or reports to a client that can resume its stream:
 
     first round ──▶ result                                        no row
                 ──▶ asks ─────────▶ input_required ◀─┐            `ask`
                 ──▶ reports ──▶ working, leased ─────┤ suspend    `report`
     the answers ──▶ working, free ──▶ claim ─────────┴─▶ finish   `claim`
-    notifications/cancelled ──▶ cancelled                         `cancel`
+    notifications/cancelled ──▶ cancelled                         `cancel_call`, also before it has a row
 
-`tasks.machine` decides the life of a hidden task as of any task. But processes with a request run
-its rounds, so it needs no messages, and it is due when it expires. Clients follow the task by its
-sealed id; `tasks/get` does not find it.
+**A round of a call of an older server** is a row with the answers to the server's questions, until it
+has the outcome: the result, or the next questions (`backends.mcp.held`). The first answers count:
 
-**A process that dies** leaves its lease. A request that follows the task takes it over after
+    the answers, any replica ──▶ working ──▶ claim ──▶ finish      `send`, `receive`: the process with the
+                                                                   stream of the call listens for the row
+                             ──▶ working, leased ──▶ finish        `send`, of a call without such a process
+    the call ends before ──▶ completed                             `close`
+
+`tasks.machine` decides the life of a hidden task as of any task. But processes with a request or a
+stream run it, so it needs no messages, and it is due when it expires. `tasks/get` does not find it.
+
+**A process that dies** leaves its lease. A request that follows the task notices this after
 `LEASE_MS` without a renewal, measured on its own monotonic clock, because clocks differ. If the
-lease has ended by the wall clock, `UNRENEWED_MS` without a renewal are enough.
+lease has ended by the wall clock, `UNRENEWED_MS` without a renewal are enough. The request takes the
+task over, unless only the process that died could continue it.
 
 **Questions** have names that are never reused, so a late or repeated answer never counts for a
 later question.
@@ -26,9 +35,11 @@ cancellation finds the task. A client that reuses the id of a request replaces t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from typing import Final, Protocol, TypeVar
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -36,13 +47,15 @@ from msgspec.structs import replace
 from roundgate import json
 from roundgate.auth import Principal, task_owner
 from roundgate.clock import Clock
-from roundgate.errors import LeaseLost, ToolError, Unavailable
+from roundgate.errors import CallCancelled, LeaseLost, QuotaExceeded, ToolError, Unavailable
 from roundgate.protocol import Status
+from roundgate.replay import NotSent
 from roundgate.settings import TasksConfig
 from roundgate.storage import HIDDEN, Ending, TaskRecord, TaskRef, Work
 from roundgate.tasks.events import (
     Added,
     Cancel,
+    Cancelled,
     Checkpoint,
     Claim,
     Expire,
@@ -53,6 +66,7 @@ from roundgate.tasks.events import (
     TakeAnswers,
     UnderLease,
 )
+from roundgate.tasks.lease import Heartbeat
 from roundgate.tasks.stored import KEEP_MS, Claimed, Lease, StoredTasks
 
 T = TypeVar("T")
@@ -61,6 +75,8 @@ LEASE_MS: Final = 6_000
 """The length in milliseconds of the lease of a process that runs a round."""
 BEAT_S: Final = 2.0
 """The time in seconds between two renewals."""
+LOOKS_S: Final = (0.05, 1.0)
+"""The first and the longest pause between two reads of a followed task, in seconds."""
 UNRENEWED_MS: Final = 2_500
 """The minimum time in milliseconds for which a request watches an expired lease before it takes the
 task over. A living process renews the lease within this time."""
@@ -141,10 +157,10 @@ class HiddenTasks:
         self._view = view
         self._tidied_ms = clock.monotonic_ms()
 
-    def ref(self, owner: Principal, session: str, request_id: str | int) -> TaskRef:
-        """Return the reference of the task for a request of a session, whether or not the task
-        exists."""
-        return self.ref_of(owner, HIDDEN + json.digest([session, request_id]))
+    def ref(self, owner: Principal, *names: str | int) -> TaskRef:
+        """Return the reference of the task for a request of a session, or for a round of a call,
+        whether or not the task exists."""
+        return self.ref_of(owner, HIDDEN + json.digest(list(names)))
 
     def ref_of(self, owner: Principal, task_id: str) -> TaskRef:
         """Return the reference of an owner's task."""
@@ -176,6 +192,7 @@ class HiddenTasks:
             questions: the names of the questions, with the form of each for the operator.
 
         Raises:
+            CallCancelled: the client has cancelled the call.
             ToolError: the caller has too many open tasks.
             Unavailable: the store cannot be reached.
         """
@@ -187,14 +204,116 @@ class HiddenTasks:
         """Store a call in its first round, which this process runs.
 
         Raises:
-            ToolError, Unavailable: as for `ask`.
+            CallCancelled, ToolError, Unavailable: as for `ask`.
         """
         until_ms = self.clock.now_ms() + LEASE_MS
         task = replace(self._new(call), lease_until_ms=until_ms)
         record = await self._create(task, _at_once)  # the report waits for this
-        lease = Lease.of(record)
-        claimed = Claimed(lease, record, call.call, (), _UNKNOWN_STATE, {})
+        return self._holding(record, call.call)
+
+    def _holding(self, record: TaskRecord, call: bytes) -> Holding:
+        """Return a task that this process has created with a lease."""
+        claimed = Claimed(Lease.of(record), record, call, (), _UNKNOWN_STATE, {})
         return Holding(self, self._store, claimed)
+
+    async def send(
+        self, ref: TaskRef, tool: str, answers: bytes, *, continues: bool
+    ) -> bytes | Holding | NotSent:
+        """Store the answers of a round, unless it has answers or an outcome; return the outcome once
+        it is stored.
+
+        Args:
+            ref: the round.
+            tool: the name that operators see.
+            answers: the answers.
+            continues: whether this process can continue the call. It then returns the round itself,
+                claimed, unless another process runs it; otherwise the process that listens for the
+                round (`receive`) has to run it.
+
+        Raises:
+            QuotaExceeded: the account of the owner has no room for the answers.
+        """
+        await self._tidy()
+        task = self._round(ref, tool, answers, lease_ms=LEASE_MS if continues else 0)
+        is_new = await self._always(lambda: self._store.create(task))
+        sight = Sight(self.clock)
+        with self.looks(ref) as looks:
+            while True:
+                looks.news.clear()
+                record = await self._always(lambda: self._store.head(ref))
+                if record is None:
+                    return NotSent.LOST
+                if is_new and continues and record.fence == 1:
+                    return self._holding(record, answers)
+                is_new = False
+                if record.call_id not in (None, task.call_id):
+                    return NotSent.OTHER
+                if not record.is_open:
+                    return await self._always(lambda: self.outcome(ref)) or NotSent.ENDED
+                if sight.is_free(record, stays_free=continues):
+                    if not continues:
+                        return NotSent.LOST
+                    if (holding := await self._always(partial(self.claim, record))) is not None:
+                        return holding
+                await looks.pause()
+
+    async def _always(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `ask`, and repeat it while the store is unavailable; the deadline of
+        the caller ends this."""
+        while True:
+            try:
+                return await self.patiently(ask)
+            except QuotaExceeded:
+                raise
+            except Unavailable:
+                await self.clock.sleep(LOOKS_S[1])
+
+    def _round(
+        self, ref: TaskRef, tool: str, answers: bytes, *, lease_ms: int = 0, **ending: Any
+    ) -> NewTask:
+        now_ms = self.clock.now_ms()
+        return NewTask(
+            ref,
+            tool,
+            answers,
+            created_ms=now_ms,
+            expires_ms=now_ms + KEEP_MS,
+            due_ms=now_ms + KEEP_MS,
+            lease_until_ms=now_ms + lease_ms if lease_ms else 0,
+            **(ending or {"call_id": json.digest(answers.decode())}),
+        )
+
+    async def close(self, ref: TaskRef, tool: str, outcome: bytes) -> bool:
+        """End a round without answers; return `False` if it has answers.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
+        task = self._round(ref, tool, b"", status=Status.COMPLETED, outcome=outcome)
+        await self.patiently(lambda: self._store.create(task))
+        record = await self.patiently(lambda: self._store.head(ref))
+        return record is None or record.call_id is None
+
+    async def receive(self, ref: TaskRef) -> Holding:
+        """Wait until a request sends the answers of a round, and claim the round."""
+        with self.looks(ref) as looks:
+            while True:
+                looks.news.clear()
+                with suppress(Unavailable):
+                    record = await self._store.head(ref)
+                    if record is not None and (holding := await self.claim(record)) is not None:
+                        return holding
+                await looks.pause()
+
+    @contextmanager
+    def looks(self, ref: TaskRef) -> Iterator[Looks]:
+        """Yield the pauses between reads of a task, which are made within the block."""
+        looks = Looks()
+        end = self._store.listen(ref, looks.news.set)
+        try:
+            yield looks
+        finally:
+            end()
 
     def _new(self, call: NewCall) -> NewTask:
         now_ms = self.clock.now_ms()
@@ -222,6 +341,8 @@ class HiddenTasks:
             record = await patiently(lambda: self._store.head(task.ref))
             if record is not None and record.call_id == task.call_id:
                 return record
+            if record is not None and self._was_cancelled(record):
+                raise CallCancelled
             # the client reuses the id of an earlier request
             await self.cancel(task.ref)
             await patiently(lambda: self._store.purge(task.ref, task.created_ms))
@@ -295,6 +416,38 @@ class HiddenTasks:
         now_ms = self.clock.now_ms()
         await self.patiently(lambda: self._store.apply(ref, Cancel(why, now_ms), now_ms))
 
+    async def cancel_call(self, ref: TaskRef) -> None:
+        """Cancel the call of a request. If the call has no task yet, the task exists from now on and
+        is cancelled, which its process sees.
+
+        Raises:
+            QuotaExceeded: the account of the owner has no room for the task.
+            Unavailable: the store cannot be reached.
+        """
+        while True:
+            now_ms, until_ms = self.clock.now_ms(), self.until_ms
+            event = Cancel(CANCELLED, now_ms)
+            decision = await self.patiently(partial(self._store.apply, ref, event, now_ms))
+            if decision.result is not Cancelled.UNKNOWN_TASK:
+                return
+            task = NewTask(ref, "", b"", now_ms, until_ms, until_ms, status=Status.CANCELLED)
+            if await self.patiently(partial(self._store.create, task)):
+                return
+            await self.patiently(partial(self._store.purge, ref, now_ms))  # an expired one
+
+    async def is_cancelled(self, ref: TaskRef) -> bool:
+        """Return whether a call was cancelled before it had a task.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
+        record = await self.patiently(lambda: self._store.head(ref))
+        return record is not None and self._was_cancelled(record)
+
+    def _was_cancelled(self, record: TaskRecord) -> bool:
+        is_early = record.call_id is None and record.status is Status.CANCELLED
+        return is_early and record.expires_ms > self.clock.now_ms()
+
     async def claim(self, record: TaskRecord) -> Holding | None:
         """Claim a task that is free, or whose lease is lost, as `record` shows. Return `None` if
         another process was first.
@@ -319,6 +472,22 @@ class HiddenTasks:
         return record.deaths >= self._config.max_deaths
 
 
+class Looks:
+    """The pauses between two reads of a task."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        """Set when this process has changed the task, so that the next read follows at once."""
+        self._pause_s = LOOKS_S[0]
+
+    async def pause(self, longest_s: float = LOOKS_S[1]) -> None:
+        """Wait until the next read. The pauses grow."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(self._pause_s, longest_s)):
+                await self.news.wait()
+        self._pause_s = min(1.5 * self._pause_s, LOOKS_S[1])
+
+
 class Sight:
     """The observation of a task's lease by one request.
 
@@ -331,23 +500,25 @@ class Sight:
         self._lease: tuple[int, int] | None = None
         self._since_ms = self._looked_ms = 0.0
 
-    def is_free(self, record: TaskRecord) -> bool:
-        """Return whether no process runs the task any more."""
+    def is_free(self, record: TaskRecord, *, stays_free: bool = True) -> bool:
+        """Return whether no process runs the task any more. With `stays_free=False`, a process is
+        expected to claim the free task, as if it had a lease from the beginning."""
         now_ms, lease = self._clock.monotonic_ms(), (record.fence, record.lease_until_ms)
         if lease != self._lease or now_ms - self._looked_ms > GAP_MS:
             self._lease, self._since_ms = lease, now_ms
         self._looked_ms = now_ms
-        if record.lease_until_ms == 0:
+        if record.lease_until_ms == 0 and stays_free:
             return True
         unrenewed_ms = now_ms - self._since_ms
-        has_lapsed = record.lease_until_ms + SKEW_MS < self._clock.now_ms()
+        until_ms = record.lease_until_ms or record.created_ms + LEASE_MS
+        has_lapsed = until_ms + SKEW_MS < self._clock.now_ms()
         return unrenewed_ms >= (UNRENEWED_MS if has_lapsed else LEASE_MS)
 
 
 class Holding:
     """A hidden task whose round this process runs.
 
-    Every method but `beat` releases the task. The methods raise `LeaseLost` if the task was
+    Every method but `beat` and `renewed` releases the task. The methods raise `LeaseLost` if the task was
     cancelled or taken over, and `Unavailable` if the store cannot be reached; `let_go` ignores both
     errors.
     """
@@ -362,6 +533,15 @@ class Holding:
     def ref(self) -> TaskRef:
         """Return the reference of the task."""
         return self.claimed.lease.ref
+
+    @property
+    def answers(self) -> bytes:
+        """Return the answers of a round of an older server's call (`HiddenTasks.send`)."""
+        return self.claimed.call
+
+    def renewed(self) -> Heartbeat:
+        """Return a context manager that renews the lease until its block ends."""
+        return Heartbeat(BEAT_S, self.beat, task=str(self.ref))
 
     @property
     def is_first(self) -> bool:
@@ -392,7 +572,7 @@ class Holding:
         later_ms = self._later_ms()
         await self._write(Release(0, later_ms, added=Added(state=state, expires_ms=later_ms)))
 
-    async def finish(self, outcome: bytes, ending: Ending) -> None:
+    async def finish(self, outcome: bytes, ending: Ending = Ending.OK) -> None:
         """End the task."""
         status = Status.FAILED if ending is Ending.ERROR else Status.COMPLETED
         expires_ms = self._tasks.clock.now_ms() + KEEP_MS

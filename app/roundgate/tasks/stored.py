@@ -73,9 +73,9 @@ VALUE: Final = 64
 """The overhead of a value of a task in bytes: its name, its key, its place in an index."""
 
 DAY_MS: Final = 86_400_000
-KEEP_MS: Final = 600_000
+KEEP_MS: Final = 900_000
 """The time in milliseconds for which a hidden task is kept after its end, for a client that resumes
-its stream."""
+its stream or repeats a round."""
 
 E = TypeVar("E", bound=UnderLease)
 
@@ -205,8 +205,8 @@ class StoredTasks:
             )
 
     def listen(self, ref: TaskRef, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each write of this object that the client of a task can see, until
-        the returned function is called. `changed` must not block."""
+        """Call `changed` after each write of this object that the client of a task can see, its
+        creation included, until the returned function is called. `changed` must not block."""
         self._listening.setdefault(ref, []).append(changed)
 
         def end() -> None:
@@ -217,6 +217,10 @@ class StoredTasks:
                 self._listening.pop(ref, None)
 
         return end
+
+    def _tell(self, ref: TaskRef) -> None:
+        for changed in list(self._listening.get(ref, ())):
+            changed()
 
     async def _reserve(self, record: TaskRecord, size: int, expires_ms: int) -> Reserved | None:
         """Count bytes for the owner of a task, until its store forgets it. Return `None` if
@@ -250,8 +254,7 @@ class StoredTasks:
                 took_ms = swapped.updated_ms - swapped.created_ms
                 self._metrics.ended(swapped.tool, swapped.ending, took_ms)
                 self._record("task_ended", swapped)
-            for changed in list(self._listening.get(swapped.ref, ())):
-                changed()
+            self._tell(swapped.ref)
         return swapped
 
     async def apply(self, ref: TaskRef, event: Event, now_ms: int) -> Decision:
@@ -328,11 +331,13 @@ class StoredTasks:
         if not is_new:
             self._give_back(reserved)
             return False
-        self._metrics.created(task.tool)
-        self._metrics.entered(task.tool, record.status)
-        if record.ending is not None:
-            self._metrics.ended(task.tool, record.ending, 0)
+        if record.is_open or not record.ref.is_hidden:  # a hidden task that has ended never ran
+            self._metrics.created(task.tool)
+            self._metrics.entered(task.tool, record.status)
+            if record.ending is not None:
+                self._metrics.ended(task.tool, record.ending, 0)
         self._record("task_created", record)
+        self._tell(record.ref)
         if created.message_ms is not None:
             await self.send(task.ref, created.message_ms)
         return is_new

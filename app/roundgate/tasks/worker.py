@@ -60,6 +60,7 @@ from roundgate.replay import (
     Context,
     ExternalEvents,
     Failed,
+    HiddenRounds,
     LongTexts,
     Publish,
     Run,
@@ -67,7 +68,7 @@ from roundgate.replay import (
     engine,
 )
 from roundgate.settings import TasksConfig
-from roundgate.storage import RowsOf, TaskRecord, TaskRef
+from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, read_task
 from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.events import (
@@ -122,7 +123,7 @@ class Worker:
         tracing: Tracing | None = None,
         metrics: Metrics | None = None,
         texts: Callable[[str], LongTexts] | None = None,
-        rows_of: Callable[[str], RowsOf] | None = None,
+        hidden: Callable[[str], HiddenRounds] | None = None,
         shows_errors: bool = False,
         trust: ClockTrust | None = None,
         external: Callable[[TaskRecord], ExternalEvents] | None = None,
@@ -141,14 +142,14 @@ class Worker:
             tracing: the tracer of turns.
             metrics: counts turns.
             texts: returns the store of long texts of a view.
-            rows_of: returns the rows of a view's callers, for back ends.
+            hidden: returns the rounds of calls of older servers, in a view.
             shows_errors: whether callers see the messages of unexpected exceptions.
             trust: the `ClockTrust` of the process, if it has a sweep.
             external: opens the external events of a task.
             trail: the audit log, if there is one.
         """
         self._texts = texts
-        self._rows_of = rows_of
+        self._hidden = hidden
         self._external = external
         self._catalogs = catalogs
         self._store = store
@@ -320,7 +321,7 @@ class Worker:
             task_id=task_call.continues or record.ref.id,
             last_ms=self._means.life.last_ms(record.created_ms),
             texts=None if self._texts is None else self._texts(task_call.view),
-            rows_of=None if self._rows_of is None else self._rows_of(task_call.view),
+            hidden=None if self._hidden is None else partial(self._hidden, task_call.view),
             read=view.read_resource,
             external=None if self._external is None or cleanup else self._external(record),
             authorize=None if rules is None else rules.authorizer(principal),

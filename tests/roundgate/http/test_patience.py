@@ -6,7 +6,7 @@ import pytest
 
 from roundgate import aws
 from roundgate.errors import StoreAway, Unavailable
-from roundgate.http.older.patient import PATIENCE_S, RowPatience
+from roundgate.storage.patience import PATIENCE_S, RowPatience
 from tests.support.clocks import FixedClock
 
 

@@ -109,7 +109,7 @@ async def test_a_call_that_waits_is_cancelled_by_any_replica_though_nothing_has_
         for number in count():
             if await cancel(f"none {number}") == 429:
                 break
-        assert await cancel(1) == 429
+        assert await cancel(1) == 202, "its task takes the cancellation"
         async with asyncio.timeout(60):
             assert await stream.over() == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from pydantic import BaseModel
 from roundgate import Context, tool
 from roundgate.auth.principal import Principal
 from roundgate.errors import Unavailable
-from roundgate.http.older.following import Followers
+from roundgate.http.older.streams import Followers
 from roundgate.settings.process import Settings
 from roundgate.storage import TaskRef
 from roundgate.tasks import hidden
+from roundgate.tasks.hidden import Looks
 from roundgate.tokens.keys import new_key
 from tests.support import wire
 from tests.support.asgi import gateway
@@ -322,7 +324,8 @@ async def test_a_batch_in_which_everything_is_wrong_has_an_error_for_each(app: F
 
 
 def test_requests_that_wait_are_bounded_for_each_caller_and_for_all() -> None:
-    followers, ref = Followers(max_open=5, max_per_caller=3), TaskRef("owner", "~task")
+    followers = Followers(lambda ref: nullcontext(Looks()), max_open=5, max_per_caller=3)
+    ref = TaskRef("owner", "~task")
     ann, bob, eve = (Principal("issuer", name, "client") for name in ("ann", "bob", "eve"))
     waiting = [followers.following(ref, ann) for _ in range(2)] + [followers.room(ann)]
     for one in waiting:
@@ -334,6 +337,6 @@ def test_requests_that_wait_are_bounded_for_each_caller_and_for_all() -> None:
     for one in waiting:
         one.__exit__(None, None, None)
     assert followers.open == 0
-    with followers.following(ref, ann) as news:
+    with followers.following(ref, ann) as looks:
         followers.close()
-        assert news.is_set()
+        assert looks.news.is_set()

@@ -15,9 +15,8 @@ from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.errors import Unavailable
-from roundgate.http.older import patient
 from roundgate.settings.process import Settings
-from roundgate.storage import SessionRow
+from roundgate.storage import TaskRecord, TaskRef, patience
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from tests.support.asgi import gateway
@@ -108,7 +107,7 @@ def two(using: Settings, store: Store) -> tuple[FastAPI, FastAPI]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it had been away for as long as a request waits."""
-    monkeypatch.setattr(patient, "PATIENCE_S", 0)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0)
 
 
 def text(message: dict[str, Any]) -> str:
@@ -209,15 +208,16 @@ async def test_a_call_whose_question_cannot_be_stored_says_that_it_may_have_take
 async def test_a_call_whose_question_was_stored_but_not_sent_is_resumed(
     two: tuple[FastAPI, FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, real = await opened(two[0]), SqliteSessions.read
+    session, real, heads = await opened(two[0]), SqliteTasks.head, []
 
-    async def read(rows: SqliteSessions, key: str) -> SessionRow | None:
-        if "cancel." in key:
+    async def head(tasks: SqliteTasks, ref: TaskRef) -> TaskRecord | None:
+        heads.append(ref)
+        if len(heads) > 1:  # the first one belongs to the creation
             raise Unavailable("The store cannot be reached")
-        return await real(rows, key)
+        return await real(tasks, ref)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SqliteSessions, "read", read)
+        patched.setattr(SqliteTasks, "head", head)
         async with session.stream(two[0], calling("order")) as stream:
             event_id, messages = await ended(stream)
     assert (stream.status, messages) == (200, [])

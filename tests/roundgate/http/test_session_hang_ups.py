@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, ToolError, tool
-from roundgate.http.older import calls, rounds, watching
+from roundgate.http.older import calls, rounds
 from roundgate.settings.process import Settings
 from roundgate.tasks import hidden
 from roundgate.tasks.events import NewTask
@@ -196,7 +196,7 @@ async def test_a_connection_that_is_dead_and_nobody_knows_it_is_come_back_to(
     two: tuple[FastAPI, FastAPI], using: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway that runs the call renews its lease."""
-    monkeypatch.setattr(watching, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(rounds, "FIRST_LOOK_S", 0.05)
     monkeypatch.setattr(hidden, "BEAT_S", 0.05)
     clock = FixedClock()
     one, other = (built(config_file(*TOOLS), using, clock=clock) for _ in two)
@@ -319,8 +319,8 @@ def going_on(session: Session, app: FastAPI, question: Event, token: str | None)
 async def test_a_call_whose_client_has_hung_up_can_be_cancelled(
     two: tuple[FastAPI, FastAPI], monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    monkeypatch.setattr(watching, "FIRST_LOOK_S", 0.05)
-    monkeypatch.setattr(watching, "LAST_LOOK_S", 0.05)
+    monkeypatch.setattr(rounds, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(rounds, "LAST_LOOK_S", 0.05)
     session = await opened(two[0])
     async with session.stream(two[0], telling("pack", 7)) as stream:
         await cut(stream)

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, resource, tool
-from roundgate.http.older import changes, watching
+from roundgate.http.older import rounds, streams
 from roundgate.settings.process import Settings
 from tests.roundgate.http.test_listen import listening, said
 from tests.support import wire
@@ -185,7 +185,7 @@ async def cancel(session: Session, app: FastAPI, request_id: Any) -> None:
 async def test_a_cancellation_at_another_replica_ends_a_handler_that_runs(
     three: list[FastAPI], monkeypatch: pytest.MonkeyPatch, ask: bool
 ) -> None:
-    monkeypatch.setattr(watching, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(rounds, "FIRST_LOOK_S", 0.05)
     session = await opened(three[0])
     async with session.stream(three[0], calling("endless", 9, ask=ask)) as stream:
         if ask:
@@ -201,7 +201,7 @@ async def test_a_cancellation_at_another_replica_ends_a_handler_that_runs(
 async def test_a_cancellation_ends_one_call_of_a_batch_at_any_replica(
     three: list[FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(rounds, "FIRST_LOOK_S", 0.05)
     session = await opened(three[0], "2025-03-26")
     batch = asyncio.create_task(
         session.send(three[0], [calling("endless", 1), calling("change", 2)])
@@ -216,16 +216,20 @@ async def test_a_cancellation_ends_one_call_of_a_batch_at_any_replica(
 async def test_a_call_that_is_over_soon_reads_nothing_about_its_cancellation(
     three: list[FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "FIRST_LOOK_S", 600)  # "soon" on a slow machine, too
-    session, rows = await opened(three[0]), three[0].state.core.stores.sessions
+    monkeypatch.setattr(rounds, "FIRST_LOOK_S", 600)  # "soon" on a slow machine, too
+    session, stores = await opened(three[0]), three[0].state.core.stores
     await session.result(three[0], "ping")
-    read, real = [], rows.read
+    read: list[Any] = []
 
-    async def reading(key: str) -> Any:
-        read.append(key)
-        return await real(key)
+    def reading(real: Any) -> Any:
+        def noted(key: Any) -> Any:
+            read.append(key)
+            return real(key)
 
-    monkeypatch.setattr(rows, "read", reading)
+        return noted
+
+    monkeypatch.setattr(stores.sessions, "read", reading(stores.sessions.read))
+    monkeypatch.setattr(stores.tasks, "head", reading(stores.tasks.head))
     result = await session.result(three[0], "tools/call", {"name": "change", "arguments": {}})
     assert result["content"][0]["text"] == "told"
     assert read == ["changes"]
@@ -234,7 +238,7 @@ async def test_a_call_that_is_over_soon_reads_nothing_about_its_cancellation(
 async def test_a_stream_tells_of_what_its_session_subscribes_to_elsewhere_from_that_moment(
     three: list[FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "LOOK_S", 0.5)
+    monkeypatch.setattr(streams, "LOOK_S", 0.5)
     session = await opened(three[0])
     async with session.resumed(three[0]) as stream:
         assert await stream.event() is None  # it is open, and knows of no subscription
@@ -246,7 +250,7 @@ async def test_a_stream_tells_of_what_its_session_subscribes_to_elsewhere_from_t
 async def test_a_stream_on_which_something_happens_all_the_time_ends_with_its_session(
     three: list[FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "LOOK_S", 0.2)
+    monkeypatch.setattr(streams, "LOOK_S", 0.2)
     session, busy = await opened(three[0]), await opened(three[0])
     await session.result(three[1], "resources/subscribe", {"uri": "note://one"})
     async with session.resumed(three[0]) as stream:

@@ -12,7 +12,6 @@ import pytest
 
 from roundgate.auth.principal import Principal
 from roundgate.errors import InvalidParams, SessionNotFound, Unavailable
-from roundgate.http.older import patient
 from roundgate.http.older.sessions import (
     ENDED_PER_BUCKET,
     KNOWN_MS,
@@ -21,6 +20,7 @@ from roundgate.http.older.sessions import (
     Sessions,
     SessionState,
 )
+from roundgate.storage import patience
 from roundgate.storage.ports import SessionRow
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.sessions import SqliteSessions
@@ -122,7 +122,7 @@ async def test_whether_a_session_was_ended_is_looked_at_again_after_a_while(
 async def test_a_store_that_is_away_is_no_session_that_was_ended(
     sessions: Sessions, store: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patient, "PATIENCE_S", 0)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0)
     store.away = True
     with pytest.raises(Unavailable):
         await sessions.check(session(), ANN)

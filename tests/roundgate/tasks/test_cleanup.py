@@ -19,7 +19,8 @@ from roundgate.auth.principal import LOCAL
 from roundgate.backends.base import Offering
 from roundgate.backends.catalog import Catalog
 from roundgate.backends.config import JobConfig
-from roundgate.backends.exchange import Kept, NotNow, follow
+from roundgate.backends.dialogue import Kept
+from roundgate.backends.exchange import NotNow, follow
 from roundgate.errors import BackendError, Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context

@@ -13,8 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from roundgate.auth.principal import Principal
-from roundgate.errors import LeaseLost, TaskNotFound, ToolError, Unavailable
+from roundgate.errors import CallCancelled, LeaseLost, TaskNotFound, ToolError, Unavailable
 from roundgate.protocol.tasks import Status
+from roundgate.replay import NotSent
 from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.database import SqliteDatabase
@@ -395,3 +396,112 @@ async def test_a_hidden_task_that_has_expired_is_deleted_and_sent_to_nobody(
     await shop.sweep.sweep()
     assert await shop.messages() == []
     assert [await tasks.head(ref) for ref in refs] == [None, None]
+
+
+async def test_a_cancellation_that_comes_before_the_task_ends_the_call(
+    another: Another, clock: FixedClock
+) -> None:
+    tasks = another()
+    ref = tasks.ref(ANN, "session", 7)
+    assert not await tasks.is_cancelled(ref)
+    for _ in range(2):
+        await another().cancel_call(ref)
+    assert await tasks.is_cancelled(ref)
+    with pytest.raises(CallCancelled):
+        await tasks.ask(CALL, b"state", ASKED)
+    clock.skip(WAIT_MS / 1000 + 1)
+    assert not await tasks.is_cancelled(ref)
+    await another().cancel_call(ref)
+    with pytest.raises(CallCancelled):
+        await tasks.report(CALL)
+    clock.skip(WAIT_MS / 1000 + 1)
+    assert await tasks.ask(CALL, b"state", ASKED) == ref
+    await another().cancel_call(ref)
+    record = await tasks.head(ref)
+    assert record is not None
+    assert (record.status, record.call_id) == (Status.CANCELLED, CALL.call_id)
+    assert not await tasks.is_cancelled(ref)
+
+
+# rounds of older servers
+
+
+@pytest.fixture
+def round_of(another: Another, monkeypatch: pytest.MonkeyPatch) -> TaskRef:
+    """A round of a call, which requests read all the time."""
+    monkeypatch.setattr(hidden, "LOOKS_S", (0.01, 0.01))
+    return another().ref(ANN, "held", "id", 0)
+
+
+async def passing(clock: FixedClock, sending: asyncio.Task[T]) -> T:
+    """The end of a request, while time passes."""
+    async with asyncio.timeout(60):
+        while not sending.done():
+            clock.skip(0.5)
+            await asyncio.sleep(0.05)
+    return await sending
+
+
+async def test_answers_reach_the_process_that_listens_and_the_outcome_all_requests(
+    another: Another, round_of: TaskRef
+) -> None:
+    receiving = asyncio.create_task(another().receive(round_of))
+    sending = asyncio.create_task(another().send(round_of, "up", b'{"a":1}', continues=False))
+    held = await receiving
+    assert held.answers == b'{"a":1}'
+    async with held.renewed():
+        await held.finish(b"done")
+    assert await sending == b"done"
+    assert await another().send(round_of, "up", b'{"a":1}', continues=False) == b"done"
+    assert await another().send(round_of, "up", b'{"a":2}', continues=False) is NotSent.OTHER
+    assert not await another().close(round_of, "up", b"late")
+
+
+async def test_a_round_that_no_process_claims_is_lost(
+    another: Another, round_of: TaskRef, clock: FixedClock
+) -> None:
+    sending = asyncio.create_task(another().send(round_of, "up", b"{}", continues=False))
+    began_ms = clock.monotonic_ms()
+    assert await passing(clock, sending) is NotSent.LOST
+    assert clock.monotonic_ms() - began_ms >= LEASE_MS
+
+
+async def test_a_round_whose_process_died_is_continued_by_one_of_the_others(
+    another: Another, round_of: TaskRef, clock: FixedClock
+) -> None:
+    died = await another().send(round_of, "up", b"{}", continues=True)
+    assert isinstance(died, hidden.Holding)
+    taken = await passing(
+        clock, asyncio.create_task(another().send(round_of, "up", b"{}", continues=True))
+    )
+    assert isinstance(taken, hidden.Holding)
+    assert taken.answers == b"{}"
+    with pytest.raises(LeaseLost):
+        await died.finish(b"stale")
+    await taken.finish(b"done")
+    assert await another().send(round_of, "up", b"{}", continues=True) == b"done"
+
+
+async def test_a_round_that_was_left_is_continued_at_once(
+    another: Another, round_of: TaskRef
+) -> None:
+    left = await another().send(round_of, "up", b"{}", continues=True)
+    assert isinstance(left, hidden.Holding)
+    await left.let_go()
+    assert isinstance(await another().send(round_of, "up", b"{}", continues=True), hidden.Holding)
+
+
+async def test_a_round_that_was_closed_takes_no_answers(
+    another: Another, round_of: TaskRef
+) -> None:
+    assert await another().close(round_of, "up", b"late")
+    assert await another().close(round_of, "up", b"later")
+    assert await another().send(round_of, "up", b"{}", continues=True) == b"late"
+
+
+async def test_a_round_that_an_operator_ended_has_no_outcome(
+    another: Another, round_of: TaskRef
+) -> None:
+    assert isinstance(await another().send(round_of, "up", b"{}", continues=True), hidden.Holding)
+    await another().cancel(round_of)
+    assert await another().send(round_of, "up", b"{}", continues=True) is NotSent.ENDED

@@ -45,15 +45,14 @@ from roundgate.backends.aws_lambda.invoking import (
 from roundgate.backends.aws_lambda.messages import facts
 from roundgate.backends.base import CallTool
 from roundgate.backends.config import JobConfig
-from roundgate.backends.exchange import (
-    AnsweredJob,
+from roundgate.backends.dialogue import (
     Answering,
     Kept,
-    NotNow,
-    asked,
-    dialogue,
-    follow,
+    recorded,
+    service_dialogue,
+    service_questions,
 )
+from roundgate.backends.exchange import AnsweredJob, NotNow, follow
 from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.http.endpoint import ToolEndpoint
 from roundgate.backends.http.messages import ServiceAnswer, doubted, result_from_answer
@@ -273,9 +272,9 @@ async def _dialogue(call: OneCall, context: Context) -> Kept:
             sent = {"payload": payload, messages.RESPONSES: responses, "state": answering.state}
         answer = await call.say(sent, number)
         envelope = _envelope(answer)
-        return answer.kept() if envelope is None else asked(envelope)
+        return answer.kept() if envelope is None else recorded(service_questions(envelope))
 
-    return await dialogue(exchange, context)
+    return await service_dialogue(exchange, context, call.calling.backend.name)
 
 
 def _envelope(answer: ServiceAnswer) -> Any:

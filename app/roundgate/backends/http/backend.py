@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from roundgate.backends.base import CallTool, DirectCall, Offering, Shared, Tool
-from roundgate.backends.exchange import dialogue, follow
+from roundgate.backends.dialogue import service_dialogue
+from roundgate.backends.exchange import follow
 from roundgate.backends.http.config import (
     HttpBackendConfig,
     HttpToolConfig,
@@ -130,7 +131,8 @@ class HttpBackend:
             await context.continue_as_task()
             key = await make_key(context, config.method, key_header)
             if config.job is None:
-                kept = await dialogue(make_exchange(send, outgoing, key), context)
+                exchange = make_exchange(send, outgoing, key)
+                kept = await service_dialogue(exchange, context, self._config.name)
             else:
                 requests = JobRequests(config.job, send, outgoing, key, in_paths, plan.query, read)
                 kept = await follow(requests.job(), context)

@@ -25,7 +25,14 @@ from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.auth import Principal
-from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, NotNow, asked
+from roundgate.backends.dialogue import (
+    Answering,
+    Kept,
+    ServiceExchange,
+    recorded,
+    service_questions,
+)
+from roundgate.backends.exchange import AnsweredJob, NotNow
 from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.http.caller_headers import caller_headers
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig, RemoteConfig
@@ -170,7 +177,7 @@ def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
         raise ToolError(f"{', '.join(clashes)}: is reserved for the gateway; leave it out")
 
 
-def make_exchange(send: Send, outgoing: Outgoing, key: IdempotencyKey | None) -> Exchange:
+def make_exchange(send: Send, outgoing: Outgoing, key: IdempotencyKey | None) -> ServiceExchange:
     """Return the function that sends each request of the dialogue that `outgoing` begins."""
 
     async def exchange(number: int, answering: Answering | None) -> Kept:
@@ -187,7 +194,7 @@ def _read_questions(answer: ServiceAnswer) -> Kept:
             f"The service asked for input with the status {answer.status} instead of 200"
         )
     try:
-        return asked(answer.value())
+        return recorded(service_questions(answer.value()))
     except ParseError:
         raise BackendError(
             "The service asked for input in a form that the gateway does not know"

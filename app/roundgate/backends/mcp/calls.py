@@ -12,17 +12,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from itertools import count
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from msgspec import Struct
 
 from roundgate.backends.base import Returned
+from roundgate.backends.dialogue import (
+    Answering,
+    HandedOver,
+    Lacking,
+    McpRefusal,
+    Outcome,
+    PagesToOpen,
+    Questions,
+    Recorded,
+    Result,
+    Step,
+    dialogue,
+    recorded,
+)
 from roundgate.backends.mcp.apps import declared_extension
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.eras import refuses_to_ask
-from roundgate.backends.mcp.held import HeldCalls, can_hold
-from roundgate.backends.mcp.held_call import refusal
+from roundgate.backends.mcp.held import CallOutcome, HeldCalls, can_hold, refusal
 from roundgate.backends.mcp.server import (
     CARRIED,
     McpServer,
@@ -97,48 +110,29 @@ class ToolCalls(Struct, frozen=True):
 
     async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
         await context.continue_as_task()
-        params: Json = {"name": self.tool.name, "arguments": arguments}
-        answering: Json = {}
-        questions: Json = {}
-        for number in count(1):
-            if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(
-                    f"{self.config.name} asked for input more than {MAX_EXCHANGES} times"
-                )
-            if "held" in questions:
-                outcome = await context.step("call", self._answer(context, questions, answering))
-            else:
-                outcome = await context.step(
-                    "call",
-                    self._exchange(
-                        context, {**params, **answering}, may_open="pages" not in questions
-                    ),
-                    at_most_once=context.task_id is not None
-                    and not self.tool.listed.may_be_repeated,
-                )
-            if "result" in outcome:
-                return result_from_wire(self.uris.in_result(outcome["result"]), self.config.name)
-            if "required" in outcome:
+        outcome = await server_dialogue(
+            context,
+            "call",
+            self.config.name,
+            {"name": self.tool.name, "arguments": arguments},
+            partial(self._exchange, context),
+            partial(self._answer, context),
+            at_most_once=context.task_id is not None and not self.tool.listed.may_be_repeated,
+        )
+        match outcome:
+            case Result(result):
+                return result_from_wire(self.uris.in_result(result), self.config.name)
+            case HandedOver(task):
+                return view_from_wire(task, self.uris)
+            case Lacking(required):
                 what_for = f"The tool {self.tool.name} of {self.config.name}"
-                refuse_for_lack(outcome["required"], context, what_for)
-            if "code" in outcome:
-                message: str = outcome["error"]
-                raise ServerRefused(message, outcome["code"], outcome["data"])
-            if "task" in outcome:
-                return view_from_wire(outcome["task"], self.uris)
-            if "pages" in outcome:
-                await open_pages(outcome["pages"], context, self.config.name)
-            elif outcome.get("pending"):
-                await context.shed()
-            else:
-                answering = await answers_to(outcome, context)
-            questions = outcome
-        raise AssertionError("the loop returns or raises")
+                refuse_for_lack(required, context, what_for)
+            case McpRefusal(error=message, code=code, data=data) if code is not None:
+                raise ServerRefused(message, code, data)
+        raise AssertionError("an exchange has no other outcome")
 
-    def _exchange(
-        self, context: Context, params: Json, *, may_open: bool
-    ) -> Callable[[], Awaitable[Json]]:
-        async def exchange() -> Json:
+    def _exchange(self, context: Context, params: Json, may_open: bool) -> Step:
+        async def exchange() -> Recorded:
             if self.is_older and answers_questions(params):
                 refuse_answers(self.config.name)
             relay = Relay(context, self.server)
@@ -155,7 +149,7 @@ class ToolCalls(Struct, frozen=True):
                     context.deadline,
                     is_repeatable=self.tool.listed.may_be_repeated,
                 )
-                return self._outcome(outcome["result"], context) if "result" in outcome else outcome
+                return self._outcome(outcome, context)
             if (level := relay.log_level) is not None:
                 await self._set_log_level(level)
             raw = await self.server.request(
@@ -167,20 +161,20 @@ class ToolCalls(Struct, frozen=True):
             )
             return self._outcome(raw, context)
 
-        async def checked_exchange() -> Json:
+        async def checked_exchange() -> Mapping[str, Any]:
             try:
                 outcome = await exchange()
             except NeedsCapability as error:  # a failed step would not record what is needed
-                return {"required": error.required}
+                return recorded(Lacking(error.required))
             except ServerRefused as error:
                 if may_open and (pages := pages_to_open(error, context)):
-                    return {"pages": pages}
+                    return recorded(PagesToOpen(pages))
                 if error.reason in _LIST_CHANGED:
                     self.on_unknown()
                 await self._check_refusal(str(error), context)
-                return refusal(error)  # a failed step would not record code and data
+                return recorded(refusal(error))  # a failed step would not record code and data
             await self._check_refusal(_error_text(outcome), context)
-            return outcome
+            return recorded(outcome)
 
         return checked_exchange
 
@@ -202,17 +196,14 @@ class ToolCalls(Struct, frozen=True):
         if await self.held_calls.find(context, self.tool.name):
             raise ToolError(FOUND.format(text=text))
 
-    def _answer(
-        self, context: Context, questions: Json, answering: Json
-    ) -> Callable[[], Awaitable[Json]]:
-        async def answer() -> Json:
+    def _answer(self, context: Context, questions: Questions, answers: Mapping[str, Any]) -> Step:
+        async def answer() -> Mapping[str, Any]:
             if self.held_calls is None:
                 refuse_answers(self.config.name)
             token = self.held_calls.progress_token(questions)
             notify = Relay(context, self.server, token).notify
-            answers = answering.get("inputResponses", {})
             outcome = await self.held_calls.answer(context, questions, answers, notify)
-            return self._outcome(outcome["result"], context) if "result" in outcome else outcome
+            return recorded(self._outcome(outcome, context))
 
         return answer
 
@@ -227,39 +218,89 @@ class ToolCalls(Struct, frozen=True):
         except ClientError as error:
             log.debug("a server refused a log level", exc_info=error)
 
-    def _outcome(self, raw: Json, context: Context) -> Json:
-        """Return a result, or its questions and state, in the form of the journal.
-
-        Raises:
-            UnexpectedAnswer: the gateway or the client does not support a question.
-        """
-        name = self.config.name
-        try:
-            required = read_input_required(raw, self.limits)
-        except BadAnswer as error:
-            raise UnexpectedAnswer(f"{name} failed: {error}") from None
-        if required is None:
-            kind = raw.get("resultType", "complete")
-            if kind == "task" and self._may_be_task(context):
-                return {"task": raw}
-            if kind != "complete":
-                raise UnexpectedAnswer(
-                    f"{name} answered with a result of the unexpected type {str(kind)[:40]!r}"
-                )
-            return {"result": raw}
-        return questions_from_wire(required, name, context)
+    def _outcome(self, raw: Json | CallOutcome, context: Context) -> Recorded:
+        may_be_task = self._may_be_task(context)
+        return outcome_from_wire(raw, self.limits, self.config.name, context, may_be_task)
 
 
-def _error_text(outcome: Json) -> str:
+async def server_dialogue(
+    context: Context,
+    step: str,
+    server: str,
+    params: Json,
+    exchange: Callable[[Json, bool], Step],
+    answer: Callable[[Questions, Mapping[str, Any]], Step],
+    *,
+    at_most_once: bool = False,
+) -> Outcome:
+    """Run the rounds of a request to a server; return the last outcome.
+
+    Args:
+        context: the context of the request.
+        step: the name of the steps in the journal.
+        server: the server's name for error texts.
+        params: the params of the request.
+        exchange: returns the step that sends the params; the flag says whether the user may be asked
+            to open pages.
+        answer: returns the step that answers the questions of a call in a session (`mcp.held`).
+        at_most_once: as for `dialogue`.
+    """
+
+    def next_step(
+        _: int, asked: Questions | PagesToOpen | None, answering: Answering | None
+    ) -> Step:
+        if isinstance(asked, Questions) and asked.held is not None:
+            return answer(asked, {} if answering is None else answering.responses)
+        full = params if answering is None else {**params, **answering.params()}
+        return exchange(full, not isinstance(asked, PagesToOpen))
+
+    return await dialogue(
+        context, step, next_step, server, at_most_once=at_most_once, most=MAX_EXCHANGES
+    )
+
+
+def outcome_from_wire(
+    raw: Json | CallOutcome,
+    limits: Limits,
+    server: str,
+    context: Context,
+    may_be_task: bool = False,
+) -> Recorded:
+    """Return a result, or its questions and state. An outcome of a call in a session may have a
+    result.
+
+    Raises:
+        UnexpectedAnswer: the gateway or the client does not support a question.
+    """
+    if isinstance(raw, McpRefusal | Questions):
+        return raw
+    result = raw.result if isinstance(raw, Result) else raw
+    try:
+        required = read_input_required(result, limits)
+    except BadAnswer as error:
+        raise UnexpectedAnswer(f"{server} failed: {error}") from None
+    if required is not None:
+        return _questions_from_wire(required, server, context)
+    kind = result.get("resultType", "complete")
+    if kind == "task" and may_be_task:
+        return HandedOver(result)
+    if kind != "complete":
+        raise UnexpectedAnswer(
+            f"{server} answered with a result of the unknown type {str(kind)[:40]!r}"
+        )
+    return Result(result)
+
+
+def _error_text(outcome: Recorded) -> str:
     """Return the text of a tool error; "" for any other outcome."""
-    result = outcome.get("result", {})
+    result = outcome.result if isinstance(outcome, Result) else {}
     blocks: Any = result.get("content")
     if result.get("isError") is not True or not is_object_list(blocks):
         return ""
     return "\n".join(str(block.get("text", "")) for block in blocks)
 
 
-def refuse_for_lack(required: Json, context: Context, what_for: str) -> NoReturn:
+def refuse_for_lack(required: Mapping[str, Any], context: Context, what_for: str) -> NoReturn:
     """Refuse a request that a server refused because it needs client capabilities.
 
     Raises:
@@ -289,20 +330,8 @@ def pages_to_open(error: BackendError, context: Context) -> Json:
     return {f"page-{at}": each for at, each in enumerate(requests, 1)} if can_open else {}
 
 
-async def open_pages(requests: Json, context: Context, server: str) -> None:
-    """Ask the user to open pages, after which the request is sent again. Raise ToolError if the user
-    refuses."""
-    answers = await context.ask({key: Raw(request) for key, request in requests.items()})
-    for key, answer in answers.items():
-        if answer.value.get("action") != "accept":
-            raise ToolError(
-                f"{server} needs the user to open a page, and the answer to {key} was "
-                f"{str(answer.value.get('action'))[:20]!r}"
-            )
-
-
-def questions_from_wire(required: AskingResult, server: str, context: Context) -> Json:
-    """Return a server's questions and state, in the form of the journal.
+def _questions_from_wire(required: AskingResult, server: str, context: Context) -> Questions:
+    """Return a server's questions and state.
 
     Raises:
         UnexpectedAnswer: the gateway or the client does not support a question.
@@ -320,19 +349,7 @@ def questions_from_wire(required: AskingResult, server: str, context: Context) -
             else:
                 continue
         raise UnexpectedAnswer(f"{server} asks for input {problem}")
-    return {"inputRequests": dict(required.requests), "state": required.request_state}
-
-
-async def answers_to(questions: Json, context: Context) -> Json:
-    """Ask a server's questions. Return the answers and the server's state, as params of the next
-    request."""
-    answering: Json = {}
-    if requests := questions["inputRequests"]:
-        answers = await context.ask({key: Raw(request) for key, request in requests.items()})
-        answering["inputResponses"] = {key: answer.value for key, answer in answers.items()}
-    if questions["state"] is not None:
-        answering["requestState"] = questions["state"]
-    return answering
+    return Questions(dict(required.requests), required.request_state)
 
 
 def with_meta(params: Json, context: Context) -> Json:

@@ -2,22 +2,23 @@
 replica can take the answers.
 
 A server of a revision before 2026-07-28 asks on the stream of the call, and sends the result on the
-same stream. If the server keeps the events of its streams, the process that made the call leaves
-the session, and the sealed state has the session, the last event and the ids of the questions:
+same stream. The answers to the nth questions of a call, and the outcome after them, are a round: a
+hidden task (`tasks.hidden`), which every replica sees. If the server keeps the events of its streams,
+the process that made the call leaves the session, and the sealed state has the session, the last
+event and the ids of the questions. The process with the answers claims the round and continues:
 
-    round 1, any process    tools/call ──▶ the server asks ──▶ outcome 0: questions and position
-    round 2, any process    row a0: the answers ──▶ answers to the session, GET with Last-Event-ID ──▶ outcome 1
+    first request, any process    tools/call ──▶ the server asks ──▶ the questions and the position
+    next request, any process     round 0: the answers, claimed ──▶ the session, GET with Last-Event-ID ──▶ finish
 
-Otherwise the process that made the call, its holder, keeps the stream open:
+Otherwise the process that made the call, its holder, keeps the stream open and claims the round:
 
-    round 1, the holder     tools/call ──▶ the server asks ──▶ outcome 0: the questions, in the sealed state
-    round 2, any process    row a0: the answers ──▶ the holder reads them, answers the server, sends heartbeats
-                            row 1: outcome 1, the result or further questions ◀── the holder writes it
+    first request, the holder     tools/call ──▶ the server asks ──▶ the questions, in the sealed state
+    next request, any process     round 0: the answers ──▶ the holder claims it, answers the server ──▶ finish
 
-A call writes rows only after a question. If the holder dies, its heartbeats stop: the next round ends
-with an error that says that the call may have taken effect, and the call is never repeated. The same
-holds if the server has forgotten the session. A session belongs to one caller and has one call at a
-time, because a question does not identify its call.
+A call writes rows only after a question. If the holder dies, its lease is not renewed: the next
+request ends with an error that says that the call may have taken effect, and the call is never
+repeated. The same holds if the server has forgotten the session. A session belongs to one caller and
+has one call at a time, because a question does not identify its call.
 """
 
 from __future__ import annotations
@@ -26,22 +27,24 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from typing import Any, Final
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
-from msgspec.structs import asdict, replace
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.auth import Principal, task_owner
-from roundgate.backends.mcp.held_call import HeldCall, cancelled_answer
-from roundgate.backends.mcp.held_rows import (
-    FIRST_POLL_S,
-    LONGEST_POLL_S,
-    LOST_MS,
-    CallRows,
-    Silence,
+from roundgate.backends.dialogue import (
+    McpRefusal,
+    Questions,
+    Result,
+    outcome_from_json,
+    recorded,
 )
 from roundgate.backends.mcp.held_sessions import HeldSessions, MakeConnection
+from roundgate.backends.service_tasks import check_request
 from roundgate.client.connection import Connection
 from roundgate.client.link import Link, Position
 from roundgate.client.messages import META, Listener
@@ -51,22 +54,34 @@ from roundgate.clock import Clock
 from roundgate.errors import (
     BackendError,
     ClientError,
+    HttpRefused,
+    LeaseLost,
     QuotaExceeded,
+    RpcError,
+    ServerRefused,
     ToolError,
     Unavailable,
 )
-from roundgate.replay import Context, run_of
+from roundgate.replay import Context, HiddenRound, HiddenRounds, NotSent, Raw, run_of
+from roundgate.storage import TaskRef
 
-KEEP_MS: Final = 900_000
-"""Milliseconds for which rows stay after the wait for answers, so that a round can be repeated."""
 SHED_MS: Final = 1_000
-"""Milliseconds before the deadline of a round at which it ends without an outcome; a retry waits for
-the outcome."""
+"""Milliseconds before the deadline of a request at which it ends without an outcome; a retry waits
+for the outcome."""
 SHARE: Final = 5
 """The divisor that limits one caller to a share of the calls of a process; at least one call."""
 MAX_EXPIRING: Final = 1_000
 """The maximum number of calls that are not held whose questions a process cancels when the time for
 answers ends. Beyond it, the oldest call stays open until the server ends it."""
+SETTLE_S: Final = 0.05
+"""Seconds after a question in which further questions join its round."""
+LONGEST_WORK_S: Final = 900.0
+"""Seconds that a server may work on answers until its next question or result; the caller may have
+left."""
+STOP_S: Final = 2.0
+"""Seconds that a process which is about to end may spend on writing the end of a call."""
+FORGOTTEN: Final = frozenset({400, 404})
+"""HTTP statuses with which a server refuses a session or an event that it does not know."""
 
 LOST: Final = (
     "The process that held this call at {server} has died, and the call's result is lost. The call may "
@@ -77,66 +92,99 @@ LATE: Final = (
     "gateway cancelled them. The call may have taken effect; check before you repeat it"
 )
 ANSWERED: Final = "These questions of {server} were already answered, with different answers"
+ENDED: Final = (
+    "An operator of the gateway ended this call at {server}. The call may have taken effect; check "
+    "before you repeat it"
+)
+STOPPED: Final = (
+    "The process that held this call at {server} was stopped. The call may have taken effect; check "
+    "before you repeat it"
+)
+FAILED: Final = (
+    "The call at {server} failed in the gateway, for a reason that its log has. The call may have "
+    "taken effect; check before you repeat it"
+)
+GONE: Final = (
+    "{server} no longer knows the session of this call, and the call's result is lost. The call may "
+    "have taken effect; check before you repeat it"
+)
+UNREADABLE: Final = (
+    "The result of this call at {server} is lost: {fact}. The call may have taken effect; check before "
+    "you repeat it"
+)
+LATE_RESULT: Final = (
+    f"{{server}} did not finish within {LONGEST_WORK_S:g} s after the answers to its questions. The call "
+    "may have taken effect; check before you repeat it"
+)
+BUSY: Final = "Too many calls are waiting for their users (max_held_calls); try again later"
+UNHELD: Final = (
+    "On AWS Lambda, the gateway can carry questions only of servers that keep the events of their "
+    "streams; run the gateway as a process or a container"
+)
+
+CallOutcome: TypeAlias = Result | McpRefusal | Questions
 
 log = logging.getLogger("roundgate.backends")
 
 
 def can_hold(context: Context) -> bool:
-    """Return whether a call has rows, through which any process can answer its questions."""
-    return run_of(context).call.rows_of is not None
+    """Return whether a call has rounds, through which any process can answer its questions."""
+    return run_of(context).call.hidden is not None
 
 
+class _Rounds(Struct, frozen=True):
+    """The rounds of one call."""
+
+    hidden: HiddenRounds
+    principal: Principal
+    id: str
+    server: str
+
+    def ref(self, number: int) -> TaskRef:
+        """Return the reference of the round that begins with the answers to outcome `number`."""
+        return self.hidden.ref(self.principal, "held", self.id, number)
+
+    async def close(self, number: int, outcome: CallOutcome) -> bool:
+        """End a round without answers; return `False` if it has answers. Raise Unavailable if the
+        store fails."""
+        return await self.hidden.close(self.ref(number), self.server, _encode(outcome))
+
+
+@dataclass(eq=False)
 class HeldCalls:
     """The calls of one older server in sessions of their callers, with this process as the holder of
-    calls with questions.
+    calls with questions."""
 
-    Args:
-        server: the server's name for error texts.
-        make_connection: makes a connection.
-        convert_error: returns an error of the client library as a `BackendError`.
-        caller_headers: returns the headers that tell who calls.
-        on_refused: is called with the error of a call that the server refused.
-        max_calls: the maximum number of calls that wait for answers at once, with open streams.
-        held_s: the seconds for which a call waits for answers.
-        clock: the clock of the process.
-        can_hold: whether this process can keep streams open between two requests.
-    """
+    server: str
+    """The server's name for error texts."""
+    make_connection: MakeConnection
+    convert_error: Callable[[ClientError], BackendError]
+    """Returns an error of the client library as a `BackendError`."""
+    on_refused: Callable[[ClientError], Awaitable[None]]
+    """Is called with the error of a call that the server refused."""
+    caller_headers: Callable[[Principal], Headers]
+    """Returns the headers that tell who calls."""
+    clock: Clock
+    max_calls: int
+    """The maximum number of calls that wait for answers at once, with open streams."""
+    held_s: float
+    """The seconds for which a call waits for answers."""
+    can_hold: bool
+    """Whether this process can keep streams open between two requests."""
+    may_ask: bool = True
+    """Whether sessions declare the capabilities of the client, so that the server may ask."""
+    _running: dict[str, HeldCall] = field(default_factory=dict)
+    """All calls by id, also those that have not asked."""
+    _expiring: OrderedDict[TaskRef, asyncio.Task[None]] = field(default_factory=OrderedDict)
+    """The tasks that cancel the questions of calls that are not held once the time for answers ends,
+    by round."""
+    _asking: set[str] = field(default_factory=set)
+    """The tools of a server of 2026-07-28 that ask in older revisions only; see `mcp.eras`."""
 
-    def __init__(
-        self,
-        server: str,
-        make_connection: MakeConnection,
-        convert_error: Callable[[ClientError], BackendError],
-        on_refused: Callable[[ClientError], Awaitable[None]],
-        caller_headers: Callable[[Principal], Headers],
-        clock: Clock,
-        *,
-        max_calls: int,
-        held_s: float,
-        can_hold: bool,
-    ) -> None:
-        self.server = server
-        self.can_hold = can_hold
-        self.convert_error = convert_error
-        self._on_refused = on_refused
-        self._caller_headers = caller_headers
-        self.clock = clock
-        self.held_s = held_s
-        self.may_ask = True
-        """Whether sessions declare the capabilities of the client, so that the server may ask."""
-        self._make_connection = make_connection
-        self._max_calls = max_calls
-        self._held: dict[str, HeldCall] = {}
-        self._continued: dict[tuple[str, int], HeldCall] = {}
-        """The calls that continue from a position, by id and the number of the answered outcome."""
-        self._running: set[HeldCall] = set()
-        """All calls, also those that have not asked."""
-        self._expiring: OrderedDict[tuple[str, int], tuple[str, asyncio.Task[None]]] = OrderedDict()
-        """The owners of calls that are not held, and the tasks that cancel their questions once the
-        time for answers ends, by id and the number of the outcome."""
-        self._sessions = HeldSessions(server, make_connection, clock, keeps_idle=can_hold)
-        self._asking: set[str] = set()
-        """The tools of a server of 2026-07-28 that ask in older revisions only; see `mcp.eras`."""
+    def __post_init__(self) -> None:
+        self.sessions = HeldSessions(
+            self.server, self.make_connection, self.clock, keeps_idle=self.can_hold
+        )
 
     def has_to_ask(self, tool: str) -> bool:
         """Return whether a tool of a server of 2026-07-28 asks in older revisions only."""
@@ -147,7 +195,7 @@ class HeldCalls:
         such sessions from now on."""
         owner = task_owner(run_of(context).call.principal)
         try:
-            self._sessions.close(await self._sessions.take(owner, {}))
+            self.sessions.close(await self.sessions.take(owner, {}))
         except (ClientError, BackendError):
             return False
         if tool not in self._asking:
@@ -156,39 +204,40 @@ class HeldCalls:
             log.warning("a tool asks in an older revision", extra={"fields": fields})
         return True
 
-    async def begin(self, context: Context, method: str, params: Json, listener: Listener) -> Json:
-        """Make a call. Return `{"result": …}`, or the questions: `{"inputRequests": …, "state":
-        None, "held": id, "number": 0}`, with the member `position` unless this process holds the call.
+    async def begin(
+        self, context: Context, method: str, params: Json, listener: Listener
+    ) -> CallOutcome:
+        """Make a call; return its result or its questions.
 
         Raises:
             ClientError, BackendError: the call failed.
         """
-        call = run_of(context).call
-        assert call.rows_of is not None, "callers check `can_hold`"
-        owner = task_owner(call.principal)
+        owner = task_owner(run_of(context).call.principal)
         capabilities = (listener.capabilities or {}) if self.may_ask else {}
         listener = replace(listener, capabilities=capabilities)
-        connection = await self._sessions.take(owner, capabilities)
+        connection = await self.sessions.take(owner, capabilities)
         try:
             await _set_log_level(connection, (listener.meta or {}).get(f"{META}logLevel"))
         except BaseException:
-            self._sessions.close(connection)
+            self.sessions.close(connection)
             raise
         held_call = HeldCall(
             self,
             context,
-            owner,
             connection,
-            self._rows(context, self.clock.new_id(), int(self.held_s * 1000) + KEEP_MS),
+            self._rounds(context, self.clock.new_id()),
             lambda own: connection.exchange(method, params, own, may_repeat=False),
             listener,
             self.held_s * 1000,
         )
         self._start(held_call)
         try:
-            return await held_call.first_outcome()
+            outcome = await held_call.first_outcome()
+            if isinstance(outcome, McpRefusal):
+                raise held_call.failure or ToolError(STOPPED.format(server=self.server))
+            return outcome
         except ClientError as error:
-            await self._on_refused(error)
+            await self.on_refused(error)
             raise
         finally:
             held_call.attach(None)
@@ -196,16 +245,15 @@ class HeldCalls:
     async def answer(
         self,
         context: Context,
-        questions: Json,
+        questions: Questions,
         answers: Mapping[str, Any],
         notify: Callable[[str, Json], Any],
-    ) -> Json:
-        """Answer the questions of a call, and return its next outcome as `begin` does, or the JSON-RPC
-        error of the server as `refusal`. Shortly before the deadline, return the questions with the member
-        `pending`: the next round waits again.
+    ) -> CallOutcome:
+        """Answer the questions of a call, and return its next outcome. Shortly before the deadline,
+        return the questions as pending: the next request waits again.
 
         Args:
-            context: the context of this round.
+            context: the context of this request.
             questions: the questions, as `begin` or `answer` returned them.
             answers: the answers by key.
             notify: receives the call's notifications, if this process has its stream.
@@ -216,235 +264,539 @@ class HeldCalls:
         """
         remaining_ms = context.deadline.remaining_ms()
         limit_s = None if remaining_ms is None else max(0, remaining_ms - SHED_MS) / 1000
-        silence = Silence(**questions.get("pending", {"since_ms": self.clock.now_ms()}))
         try:
             async with asyncio.timeout(limit_s):
-                outcome = await self._answer(context, questions, answers, notify, silence)
+                outcome = await self._answer(context, questions, answers, notify)
         except TimeoutError:
-            return {**questions, "pending": asdict(silence)}
-        message = outcome.get("error")
-        if message is not None and "code" not in outcome:
+            return replace(questions, pending=True)
+        if isinstance(outcome, McpRefusal) and outcome.code is None:
+            message = outcome.error
             raise ToolError(message)
         return outcome
 
     async def _answer(
         self,
         context: Context,
-        questions: Json,
+        questions: Questions,
         answers: Mapping[str, Any],
         notify: Callable[[str, Json], Any],
-        silence: Silence,
-    ) -> Json:
-        call_rows, number = self._rows(context, questions["held"]), questions["number"]
-        position = questions.get("position")
-        await self._store_answers(call_rows, number, answers, position)
-        self._stop_expiring((call_rows.id, number))
-        if position is None:
-            held_call = self._held.get(call_rows.id)
-            if held_call is None:
-                return await self._wait_for_outcome(call_rows, number + 1, silence)
-            return await _outcome_for(held_call, number + 1, notify)
-        if (outcome := await self._stored_outcome(call_rows, number + 1)) is not None:
-            return outcome
-        results = {key: {"result": answer} for key, answer in answers.items()}
-        held_call = await self._continue(context, questions, results)
-        outcome = await _outcome_for(held_call, number + 1, notify)
-        if "error" in outcome:
-            # the same round may have ended elsewhere, which ended the session
-            return await self._stored_outcome(call_rows, number + 1) or outcome
-        return outcome
+    ) -> CallOutcome:
+        assert questions.held is not None, "questions of `begin` or `answer`"
+        rounds, ref = self._rounds(context, questions.held), self._ref(context, questions)
+        await self._check_in_time(rounds, questions)
+        self._stop_expiring(ref)
+        running, continues = self._running.get(rounds.id), questions.position is not None
+        if running is not None:
+            running.attach(notify)
+        try:
+            sent = json.encode(dict(answers))
+            answered = await rounds.hidden.send(ref, self.server, sent, continues=continues)
+            match answered:
+                case bytes():
+                    return _decode(answered)
+                case NotSent.OTHER:
+                    raise ToolError(ANSWERED.format(server=self.server))
+                case NotSent.LOST:
+                    raise ToolError(LOST.format(server=self.server))
+                case NotSent.ENDED:
+                    raise ToolError(ENDED.format(server=self.server))
+            responses = {key: {"result": answer} for key, answer in answers.items()}
+            running = await self._continue(context, questions, responses, answered)
+            running.attach(notify)
+            return await running.first_outcome()
+        except QuotaExceeded as error:
+            raise ToolError(str(error)) from None
+        finally:
+            if running is not None:
+                running.attach(None)
 
-    def progress_token(self, questions: Json) -> str | None:
+    async def _check_in_time(self, rounds: _Rounds, questions: Questions) -> None:
+        """Raise ToolError if the answers to a call that no process holds are late."""
+        position = questions.position
+        if position is None or self.clock.now_ms() < position["until_ms"]:
+            return
+        text = LATE.format(server=self.server)
+        with suppress(Unavailable):
+            if not await rounds.close(questions.number, McpRefusal(text)):
+                return  # they were sent before
+        raise ToolError(text)
+
+    def progress_token(self, questions: Questions) -> str | None:
         """Return the progress token of a call whose notifications this process receives, if it has
         one."""
-        if (position := questions.get("position")) is not None:
-            sealed: str | None = position["token"]
+        if questions.position is not None:
+            sealed: str | None = questions.position["token"]
             return sealed
-        held_call = self._held.get(questions["held"])
+        held_call = self._running.get(questions.held or "")
         return None if held_call is None else held_call.token
 
     async def aclose(self) -> None:
         """End the held calls and publish their end; close the sessions."""
-        running = list(self._running)
+        running, expiring = list(self._running.values()), list(self._expiring.values())
         for held_call in running:
             held_call.stop()
-        expiring = [task for _, task in self._expiring.values()]
         for task in expiring:
             task.cancel()
         tasks = [held_call.task for held_call in running]
         await asyncio.gather(*tasks, *expiring, return_exceptions=True)
-        await self._sessions.aclose()
+        await self.sessions.aclose()
 
-    def _rows(self, context: Context, call_id: str, keep_ms: int = KEEP_MS) -> CallRows:
+    def _rounds(self, context: Context, call_id: str) -> _Rounds:
         call = run_of(context).call
-        assert call.rows_of is not None, "callers check `can_hold`"
-        return CallRows(call.rows_of(call.principal), call_id, self.clock, keep_ms)
+        assert call.hidden is not None, "callers check `can_hold`"
+        return _Rounds(call.hidden(), call.principal, call_id, self.server)
+
+    def _ref(self, context: Context, questions: Questions) -> TaskRef:
+        assert questions.held is not None, "questions of a call in a session"
+        return self._rounds(context, questions.held).ref(questions.number)
 
     def _start(self, held_call: HeldCall) -> None:
-        self._running.add(held_call)
-        held_call.task.add_done_callback(lambda _: self._running.discard(held_call))
+        call_id = held_call.rounds.id
+        self._running[call_id] = held_call
+
+        def end(_: asyncio.Task[None]) -> None:
+            if self._running.get(call_id) is held_call:
+                del self._running[call_id]
+
+        held_call.task.add_done_callback(end)
 
     # -- calls that are not held -------------------------------------------------------------------
 
     async def _continue(
-        self, context: Context, questions: Json, answers: Mapping[str, Json]
+        self,
+        context: Context,
+        questions: Questions,
+        responses: Mapping[str, Json],
+        claimed: HiddenRound | None,
     ) -> HeldCall:
-        """Continue a call from the position of its questions, with the responses to them by key,
-        unless another round in this process does so already."""
-        key = questions["held"], questions["number"]
-        connection = await self._make_connection({})
-        if (running := self._continued.get(key)) is not None:
-            return running
-        link, sealed = connection.link, questions["position"]
+        """Continue a call from the position of its questions, with the responses to them by key."""
+        sealed = questions.position
+        assert questions.held is not None, "questions of a call in a session"
+        assert sealed is not None, "no process holds the call"
+        try:
+            connection = await self.make_connection({})
+        except BaseException:
+            if claimed is not None:
+                await claimed.let_go()
+            raise
+        link = connection.link
         assert isinstance(link, Link), "only the sessions of HTTP servers are left"
         position = Position(**{name: sealed[name] for name in Position.__struct_fields__})
-        responses = {sealed["ids"][name]: answer for name, answer in answers.items()}
+        messages = {sealed["ids"][name]: response for name, response in responses.items()}
+        principal = run_of(context).call.principal
         held_call = HeldCall(
             self,
             context,
-            task_owner(run_of(context).call.principal),
             connection,
-            self._rows(context, questions["held"]),
-            lambda listener: link.resume(position, responses, listener),
+            self._rounds(context, questions.held),
+            lambda listener: link.resume(position, messages, listener),
             Listener(
                 meta={"progressToken": sealed["token"]},
-                caller_headers=self._caller_headers(run_of(context).call.principal),
+                caller_headers=self.caller_headers(principal),
             ),
             max(0, sealed["until_ms"] - self.clock.now_ms()),
-            number=questions["number"] + 1,
+            begins=questions.number + 1,
             asked=sealed["asked"],
-            is_continued=True,
+            claimed=claimed,
         )
-        self._continued[key] = held_call
         self._start(held_call)
-        held_call.task.add_done_callback(lambda _: self._continued.pop(key))
         return held_call
 
-    def expire_later(self, context: Context, questions: Json) -> None:
+    def expire_later(self, context: Context, questions: Questions) -> None:
         """Cancel the questions of a call that is not held, unless they are answered in time. Do
         nothing on AWS Lambda, which freezes the process."""
-        key = questions["held"], questions["number"]
-        if not self.can_hold or key in self._expiring:
+        ref = self._ref(context, questions)
+        if not self.can_hold or ref in self._expiring:
             return
-        owner = task_owner(run_of(context).call.principal)
-        owned = [other for other, (its_owner, _) in self._expiring.items() if its_owner == owner]
+        owned = [other for other in self._expiring if other.owner == ref.owner]
         if len(owned) >= max(1, MAX_EXPIRING // SHARE):
             self._stop_expiring(owned[0])
         elif len(self._expiring) >= MAX_EXPIRING:
             self._stop_expiring(next(iter(self._expiring)))
-        task = asyncio.create_task(self._expire(context, questions))
-        self._expiring[key] = owner, task
-        task.add_done_callback(lambda _: self._expiring.pop(key, None))
+        task = self._expiring[ref] = asyncio.create_task(self._expire(context, questions))
+        task.add_done_callback(lambda _: self._expiring.pop(ref, None))
 
-    def _stop_expiring(self, key: tuple[str, int]) -> None:
+    def _stop_expiring(self, ref: TaskRef) -> None:
         """Undo `expire_later` for questions that have answers, or for which there is no room."""
-        if key in self._expiring:
-            _, task = self._expiring.pop(key)
+        if (task := self._expiring.pop(ref, None)) is not None:
             task.cancel()
 
-    async def _expire(self, context: Context, questions: Json) -> None:
-        until_ms = questions["position"]["until_ms"]
-        await self.clock.sleep(max(0, until_ms - self.clock.now_ms()) / 1000)
-        call_rows = self._rows(context, questions["held"])
+    async def _expire(self, context: Context, questions: Questions) -> None:
+        assert questions.held is not None, "questions of a call in a session"
+        assert questions.position is not None, "no process holds the call"
+        await self.clock.sleep(max(0, questions.position["until_ms"] - self.clock.now_ms()) / 1000)
+        rounds = self._rounds(context, questions.held)
         with suppress(Unavailable, BackendError):
-            key = call_rows.key(f"a{questions['number']}")
-            if await call_rows.rows.put_new(key, b"null", call_rows.forget_ms):
-                requests: Json = questions["inputRequests"]
-                answers = {key: cancelled_answer(request) for key, request in requests.items()}
-                await self._continue(context, questions, answers)
-
-    # -- answers and outcomes ----------------------------------------------------------------------
-
-    async def _store_answers(
-        self,
-        call_rows: CallRows,
-        number: int,
-        answers: Mapping[str, Any],
-        position: Json | None,
-    ) -> None:
-        """Insert the answers, unless the same answers exist. Raise ToolError if other answers exist,
-        or if the answers to a call with a position are late."""
-        key, value = call_rows.key(f"a{number}"), json.encode(dict(answers))
-        is_late = position is not None and self.clock.now_ms() >= position["until_ms"]
-        while True:
-            try:
-                inserted = b"null" if is_late else value
-                if await call_rows.rows.put_new(key, inserted, call_rows.forget_ms):
-                    if is_late:
-                        raise ToolError(LATE.format(server=self.server))
-                    return
-                row = await call_rows.rows.read(key)
-                break
-            except QuotaExceeded as error:
-                raise ToolError(str(error)) from None
-            except Unavailable:  # retry until the call's deadline; a repeated insert is harmless
-                await self.clock.sleep(LONGEST_POLL_S)
-        stored = None if row is None else json.decode(row.value)
-        if stored is None:
-            raise ToolError(LATE.format(server=self.server))
-        if stored != json.decode(value):
-            raise ToolError(ANSWERED.format(server=self.server))
-
-    async def _stored_outcome(self, call_rows: CallRows, number: int) -> Json | None:
-        """Return an outcome that a process has written, or `None`."""
-        try:
-            return (await call_rows.read_outcome(number))[0]
-        except Unavailable:  # the server has the result, too
-            return None
-
-    async def _wait_for_outcome(self, call_rows: CallRows, number: int, silence: Silence) -> Json:
-        """Return an outcome once its holder, another process, has written it.
-
-        Raises:
-            ToolError: the holder has died.
-        """
-        poll_s = FIRST_POLL_S
-        while True:
-            try:
-                outcome, beat = await call_rows.read_outcome(number)
-            except Unavailable:  # the holder cannot send heartbeats either
-                silence.since_ms = self.clock.now_ms()
-            else:
-                if outcome is not None:
-                    return outcome
-                if silence.lasts_ms(beat, self.clock.now_ms()) > LOST_MS:
-                    raise ToolError(LOST.format(server=self.server))
-            await self.clock.sleep(poll_s)
-            poll_s = min(poll_s * 1.5, LONGEST_POLL_S)
+            if await rounds.close(questions.number, McpRefusal(LATE.format(server=self.server))):
+                requests = questions.requests.items()
+                cancelled = {key: cancelled_answer(request) for key, request in requests}
+                await self._continue(context, questions, cancelled, None)
 
     # -- held calls --------------------------------------------------------------------------------
 
-    def has_room(self, call: HeldCall) -> bool:
-        """Return whether a call may wait for answers, within the limits of the process and caller."""
-        if call.call_rows.id in self._held:
+    def hold(self, call: HeldCall) -> bool:
+        """Let a call wait for answers until its end; return `False` beyond the limits of the process
+        and the caller."""
+        if not call.is_held:
+            held = [other for other in self._running.values() if other.is_held]
+            owned = sum(other.owner == call.owner for other in held)
+            call.is_held = len(held) < self.max_calls and owned < max(1, self.max_calls // SHARE)
+        return call.is_held
+
+
+@dataclass(eq=False)
+class HeldCall:
+    """A call, from its request to its result.
+
+    the server asks ──▶ outcome: the questions ──▶ another process can continue the call: leave it
+                                               └─▶ else claim the round with the answers, answer the
+                                                   server, renew the lease ──▶ the next outcome
+
+    The last outcome is the result or an error.
+    """
+
+    calls: HeldCalls
+    context: Context
+    connection: Connection
+    rounds: _Rounds
+    send: Callable[[Listener], Awaitable[Json]]
+    """Sends the request, or continues it; returns its result."""
+    listener: Listener
+    left_ms: float
+    """Milliseconds for which questions may still wait for answers."""
+    begins: int = 0
+    """The number of the first outcome. A call that was left after questions, and continues from its
+    position, begins with a later one."""
+    asked: int = 0
+    """How many questions the call has asked."""
+    claimed: HiddenRound | None = None
+    """The round that the next outcome ends."""
+    is_held: bool = False
+    """Whether the call may wait for answers."""
+    _open: dict[str, tuple[str | int, Json, asyncio.Future[Json]]] = field(default_factory=dict)
+    """The open questions by key: the server's id, the question and its answer."""
+    _unasked: list[str] = field(default_factory=list)
+    """The keys of questions that are not yet in an outcome."""
+    _has_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _receiving: asyncio.Task[HiddenRound] | None = None
+    """Claims the round of the last questions once they are answered."""
+    _is_stopped: bool = False
+    failure: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.number = self.begins
+        """The number of the next outcome."""
+        self.owner = task_owner(self.rounds.principal)
+        self._notify = self.listener.on_notification
+        self._first: asyncio.Future[CallOutcome] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(self._run())
+
+    @property
+    def token(self) -> str | None:
+        """The progress token of the call, if it has one."""
+        return (self.listener.meta or {}).get("progressToken")
+
+    async def first_outcome(self) -> CallOutcome:
+        """Return the first outcome in this process. If the caller is cancelled before, cancel a call
+        that has not asked."""
+        try:
+            return await asyncio.shield(self._first)
+        except asyncio.CancelledError:
+            if not self.begins:
+                self.task.cancel()
+            raise
+
+    def attach(self, notify: Callable[[str, Json], Any] | None) -> None:
+        """Send the call's notifications to a request; `None` drops them."""
+        self._notify = notify
+
+    def stop(self) -> None:
+        """End the call, because the process ends."""
+        self._is_stopped = True
+        self.task.cancel()
+
+    # -- the call ----------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Run the call to its end: publish outcomes, and wait for answers in between. If another
+        process can continue the call, leave it after the first questions."""
+        listener = replace(
+            self.listener, on_request=self._answer_request, on_notification=self._notify_request
+        )
+        exchange = asyncio.ensure_future(self.send(listener))
+        is_session_returned = False
+        try:
+            while isinstance(outcome := await self._next_outcome(exchange), Questions):
+                if (position := self._detach(outcome)) is not None:
+                    await asyncio.gather(exchange, return_exceptions=True)
+                    await self._leave_session()
+                    is_session_returned = True
+                    outcome = replace(outcome, position=position)
+                    self.calls.expire_later(self.context, outcome)
+                    await self._publish(outcome)
+                    return
+                self.calls.hold(self)
+                await self._publish(outcome)
+                since_ms = self.calls.clock.monotonic_ms()
+                answers = await self._wait_for_answers(exchange)
+                self.left_ms -= self.calls.clock.monotonic_ms() - since_ms
+                self._resolve(outcome.requests, answers)
+            await self._store(outcome)
+            if not self.begins or self._is_over(outcome):
+                # before the caller gets the result and can call again
+                is_clean = isinstance(outcome, Result) and not self._open and not self.begins
+                await self._return_session(is_clean=is_clean)
+                is_session_returned = True
+            self._complete(outcome)
+        except asyncio.CancelledError:
+            if self._is_stopped:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_S):
+                        await self._publish(McpRefusal(STOPPED.format(server=self.calls.server)))
+            raise
+        finally:
+            exchange.cancel()
+            if self._receiving is not None:
+                self._receiving.cancel()
+            try:
+                await asyncio.gather(exchange, return_exceptions=True)
+            finally:  # a second cancellation may come
+                if not is_session_returned and self.begins:
+                    await self._leave_session()
+                elif not is_session_returned:
+                    await self._return_session(is_clean=False)
+
+    async def _return_session(self, *, is_clean: bool) -> None:
+        """Keep the session for the next call of the caller if it is clean and this process can hold
+        it; otherwise close it."""
+        capabilities = self.listener.capabilities or {}
+        sessions = self.calls.sessions
+        await sessions.give_back(self.connection, self.owner, capabilities, is_clean=is_clean)
+
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def _detach(self, outcome: Questions) -> Json | None:
+        """Leave the call, if another process can continue it; return its position."""
+        link = self.connection.link
+        if not isinstance(link, Link):
+            return None
+        ids = {key: self._open[key][0] for key in outcome.requests if key in self._open}
+        if (position := link.detach(set(ids.values()))) is None:
+            return None
+        return {
+            **structs.asdict(position),
+            "ids": ids,
+            "asked": self.asked,
+            "token": self.token,
+            "until_ms": self.calls.clock.now_ms() + round(self.left_ms),
+        }
+
+    async def _leave_session(self) -> None:
+        """Keep the session at the server, for requests in other processes."""
+        assert isinstance(self.connection.link, Link), "see `_detach`"
+        await self.connection.link.leave_session()
+
+    def _is_over(self, outcome: CallOutcome) -> bool:
+        """Return whether the server has answered the call, rather than become unreachable."""
+        return isinstance(outcome, Result) or isinstance(self.failure, RpcError)
+
+    # -- outcomes ----------------------------------------------------------------------------------
+
+    async def _next_outcome(self, exchange: asyncio.Future[Json]) -> CallOutcome:
+        """Return the next outcome: the result, an error, or questions."""
+        question = asyncio.ensure_future(self._has_asked.wait())
+        limit_s = LONGEST_WORK_S if self.number else None
+        try:
+            async with nullcontext() if self.claimed is None else self.claimed.renewed():
+                waited: set[asyncio.Future[Any]] = {exchange, question}
+                await asyncio.wait(waited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                if not exchange.done():
+                    await asyncio.wait({exchange}, timeout=SETTLE_S)
+        finally:
+            question.cancel()
+        self._has_asked.clear()
+        if exchange.done():
+            return self._final_outcome(exchange)
+        if not self._unasked:
+            return McpRefusal(LATE_RESULT.format(server=self.calls.server))
+        keys, self._unasked = self._unasked, []
+        requests = {key: self._open[key][1] for key in keys if key in self._open}
+        return Questions(requests, None, self.rounds.id, self.number)
+
+    def _final_outcome(self, exchange: asyncio.Future[Json]) -> CallOutcome:
+        try:
+            return Result(exchange.result())
+        except ClientError as error:
+            self.failure = error
+            if self.begins and not isinstance(error, RpcError):
+                return McpRefusal(self._lost_result(error))
+            return refusal(self.calls.convert_error(error))
+        except BackendError as error:
+            self.failure = error
+            return McpRefusal(str(error))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a task's progress may end the run with `Suspend`
+            self.failure = error
+            if isinstance(error, Exception):
+                fields = {"backend": self.calls.server}
+                log.error("a held call failed", exc_info=error, extra={"fields": fields})
+            return McpRefusal(FAILED.format(server=self.calls.server))
+
+    def _lost_result(self, error: ClientError) -> str:
+        """Return the text for a call whose server cannot be reached, or refuses to continue."""
+        if isinstance(error, HttpRefused) and error.status in FORGOTTEN:
+            return GONE.format(server=self.calls.server)
+        return UNREADABLE.format(server=self.calls.server, fact=error.args[0])
+
+    async def _publish(self, outcome: CallOutcome) -> None:
+        """Make an outcome available to all processes, then to this one."""
+        await self._store(outcome)
+        self._complete(outcome)
+
+    def _complete(self, outcome: CallOutcome) -> None:
+        if not self._first.done():
+            self._first.set_result(outcome)
+
+    async def _store(self, outcome: CallOutcome) -> None:
+        """End the round before an outcome; the first outcome has none. If the server of a continued
+        call cannot be reached, leave the round to the next request, which may reach it."""
+        try:
+            if self.claimed is None and self._receiving is not None:
+                if await self.rounds.close(self.number - 1, outcome):
+                    return
+                self.claimed = await self._receiving
+            if self.claimed is None:
+                return
+            if self.begins and isinstance(outcome, McpRefusal) and not self._is_over(outcome):
+                await self.claimed.let_go()
+                return
+            try:
+                await self.claimed.finish(_encode(outcome))
+            except QuotaExceeded as error:
+                lost = McpRefusal(f"The result cannot be stored. {error}")
+                await self.claimed.finish(_encode(lost))
+        except (LeaseLost, Unavailable) as error:
+            fields = {"backend": self.calls.server, "error": str(error)}
+            log.warning("the outcome of a held call could not be stored", extra={"fields": fields})
+        finally:
+            self.claimed = self._receiving = None
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    async def _wait_for_answers(self, exchange: asyncio.Future[Json]) -> Mapping[str, Any] | None:
+        """Claim the round of the last outcome, once a process has posted its answers; return them.
+        Return `None` if the wait has expired or the call has ended."""
+        hidden, ref = self.rounds.hidden, self.rounds.ref(self.number)
+        self.number += 1
+        self._receiving = asyncio.ensure_future(hidden.receive(ref))
+        waited: set[asyncio.Future[Any]] = {exchange, self._receiving}
+        await asyncio.wait(
+            waited, timeout=max(0, self.left_ms) / 1000, return_when=asyncio.FIRST_COMPLETED
+        )
+        if exchange.done() and not self._receiving.done():
+            return None
+        if not self._receiving.done() and await self._is_late(self.number - 1):
+            self._receiving.cancel()
+            self._receiving = None
+            return None
+        self.claimed, self._receiving = await self._receiving, None
+        answers: Mapping[str, Any] = json.decode(self.claimed.answers)
+        return answers
+
+    async def _is_late(self, number: int) -> bool:
+        """End a round whose wait has expired; return `False` if its answers have just come."""
+        try:
+            return await self.rounds.close(
+                number, McpRefusal(LATE.format(server=self.calls.server))
+            )
+        except Unavailable:
             return True
-        owned = sum(other.owner == call.owner for other in self._held.values())
-        return len(self._held) < self._max_calls and owned < max(1, self._max_calls // SHARE)
 
-    def hold(self, call: HeldCall) -> None:
-        """Register a call that waits for answers, until its end."""
-        self._held[call.call_rows.id] = call
+    def _resolve(self, requests: Json, answers: Mapping[str, Any] | None) -> None:
+        """Answer questions; without answers, cancel them."""
+        for key, request in requests.items():
+            if (opened := self._open.pop(key, None)) is None:
+                continue
+            _, _, future = opened
+            if future.done():
+                continue
+            if answers is not None and key in answers:
+                future.set_result({"result": answers[key]})
+            else:
+                future.set_result(cancelled_answer(request))
 
-    def forget(self, call: HeldCall) -> None:
-        """Unregister a call."""
-        self._held.pop(call.call_rows.id, None)
+    # -- from the server ---------------------------------------------------------------------------
 
-    async def return_session(self, call: HeldCall, *, is_clean: bool) -> None:
-        """Keep the session of a call for the next call of its caller if it is clean and this process
-        can hold it; otherwise close it."""
-        capabilities = call.listener.capabilities or {}
-        await self._sessions.give_back(call.connection, call.owner, capabilities, is_clean=is_clean)
+    async def _notify_request(self, method: str, params: Json) -> None:
+        if self._notify is not None:
+            await self._notify(method, params)
+
+    async def _answer_request(self, request_id: Any, method: str, params: Json) -> Json:
+        """Return the answer to a request of the server. A question waits for the user."""
+        if method == "ping":
+            return {"result": {}}
+        request = _question(method, params)
+        try:
+            check_request(request)
+            is_supported = self.context.supports(Raw(request))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return _error(-32602, f"{method[:40]} is not supported in this form")
+        if not is_supported:
+            return _error(-32601, f"The client did not declare that it can answer {method}")
+        if self.left_ms <= 0:  # earlier questions have used up the time for answers
+            return cancelled_answer(request)
+        link = self.connection.link
+        if not (isinstance(link, Link) and link.can_detach):
+            if not self.calls.can_hold:
+                return _error(-32601, UNHELD)
+            if not self.calls.hold(self):  # at once, because it takes room
+                return _error(-32000, BUSY)
+        self.asked += 1
+        key = f"question-{self.asked}"
+        future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        self._open[key] = request_id, request, future
+        self._unasked.append(key)
+        self._has_asked.set()
+        try:
+            return await future
+        finally:
+            self._open.pop(key, None)
 
 
-async def _outcome_for(
-    held_call: HeldCall, number: int, notify: Callable[[str, Json], Any]
-) -> Json:
-    """Return an outcome of a call of this process, and send its notifications meanwhile."""
-    held_call.attach(notify)
-    try:
-        return await held_call.outcome(number)
-    finally:
-        held_call.attach(None)
+def _question(method: str, params: Json) -> Json:
+    """Return a request of an older server as an input request."""
+    left_out = ("_meta", "task", "elicitationId")
+    members = {name: value for name, value in params.items() if name not in left_out}
+    return {"method": method, "params": members} if members else {"method": method}
+
+
+def refusal(error: BackendError) -> McpRefusal:
+    """Return an error as an outcome."""
+    if not isinstance(error, ServerRefused):
+        return McpRefusal(str(error), reason=error.reason or "")
+    return McpRefusal(str(error), error.code, error.details, error.reason or "")
+
+
+def cancelled_answer(request: Json) -> Json:
+    """Return the response to a question that was not answered in time."""
+    if request["method"] == "elicitation/create":
+        return {"result": {"action": "cancel"}}
+    return _error(-1, "The user did not answer in time")
+
+
+def _error(code: int, message: str) -> Json:
+    return {"error": {"code": code, "message": message}}
+
+
+def _encode(outcome: CallOutcome) -> bytes:
+    return json.encode(recorded(outcome))
+
+
+def _decode(value: bytes) -> CallOutcome:
+    outcome = outcome_from_json(json.decode(value))
+    assert isinstance(outcome, Result | McpRefusal | Questions), "as `_encode` wrote it"
+    return outcome
 
 
 async def _set_log_level(connection: Connection, level: str | None) -> None:

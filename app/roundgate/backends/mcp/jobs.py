@@ -15,7 +15,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from roundgate.backends.base import Returned
-from roundgate.backends.exchange import Kept, NotNow, follow, is_in_doubt, is_passing
+from roundgate.backends.dialogue import Kept
+from roundgate.backends.exchange import NotNow, follow, is_in_doubt, is_passing
 from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.mcp.calls import refuse, with_meta
 from roundgate.backends.mcp.config import JobToolConfig, McpBackendConfig, McpJobConfig

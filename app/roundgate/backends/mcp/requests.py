@@ -7,35 +7,41 @@ repeatable.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.backends.base import Complete
+from roundgate.backends.dialogue import (
+    Lacking,
+    McpRefusal,
+    PagesToOpen,
+    Questions,
+    Recorded,
+    Result,
+    Step,
+    recorded,
+)
 from roundgate.backends.mcp.calls import (
-    MAX_EXCHANGES,
     Relay,
-    answers_to,
-    open_pages,
+    outcome_from_wire,
     pages_to_open,
-    questions_from_wire,
     refuse_for_lack,
+    server_dialogue,
     with_meta,
 )
 from roundgate.backends.mcp.eras import refuses_to_ask
-from roundgate.backends.mcp.held import HeldCalls, can_hold
+from roundgate.backends.mcp.held import CallOutcome, HeldCalls, can_hold
 from roundgate.backends.mcp.server import CHANGED, McpServer, answers_questions
 from roundgate.client import Limits
-from roundgate.client.flows import read_input_required
 from roundgate.client.messages import Listener
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import (
     BackendError,
-    BadAnswer,
     InvalidParams,
     NeedsCapability,
     ResourceNotFound,
@@ -83,73 +89,57 @@ class ServerRequests(Struct, frozen=True):
             Unavailable: the server did not answer, or is busy.
             UnexpectedAnswer: the answer is malformed.
         """
-        answering: Json = {}
-        questions: Json = {}
-        for number in count(1):
-            if number > MAX_EXCHANGES:
-                raise UnexpectedAnswer(
-                    f"{self.server.name} asked for input more than {MAX_EXCHANGES} times"
-                )
-            if "held" in questions:
-                exchange = self._answer(context, questions, answering)
-            else:
-                exchange = self._exchange(
-                    context, method, {**params, **answering}, may_open="pages" not in questions
-                )
-            outcome: Json = await context.step(step, exchange)
-            if "result" in outcome:
-                result: Json = outcome["result"]
+        outcome = await server_dialogue(
+            context,
+            step,
+            self.server.name,
+            params,
+            partial(self._exchange, context, method),
+            partial(self._answer, context),
+        )
+        match outcome:
+            case Result(result):
                 return result
-            if "required" in outcome:
-                what_for = f"{method} of {self.server.name}"
-                refuse_for_lack(outcome["required"], context, what_for)
-            if "refusal" in outcome:
-                raise self._refusal(outcome["reason"], outcome["refusal"], params)
-            if "pages" in outcome:
-                await open_pages(outcome["pages"], context, self.server.name)
-            elif outcome.get("pending"):
-                await context.shed()
-            else:
-                answering = await answers_to(outcome, context)
-            questions = outcome
-        raise AssertionError("the loop returns or raises")
+            case Lacking(required):
+                refuse_for_lack(required, context, f"{method} of {self.server.name}")
+            case McpRefusal():
+                raise self._refusal(outcome.reason, outcome.error, params)
+        raise AssertionError("an exchange has no other outcome")
 
-    def _exchange(
-        self, context: Context, method: str, params: Json, *, may_open: bool
-    ) -> Callable[[], Awaitable[Json]]:
-        async def exchange() -> Json:
+    def _exchange(self, context: Context, method: str, params: Json, may_open: bool) -> Step:
+        async def exchange() -> Mapping[str, Any]:
             if self.is_older and answers_questions(params):
-                return {"refusal": CHANGED.format(server=self.server.name), "reason": ""}
+                return recorded(McpRefusal(CHANGED.format(server=self.server.name)))
             held_calls = self.held_calls
             can_ask = held_calls is not None and can_hold(context)
             try:
                 if can_ask and self.is_older:
-                    return await self._begin(context, method, params)
+                    return recorded(await self._begin(context, method, params))
                 try:
-                    return await self._send(context, method, params)
+                    return recorded(await self._send(context, method, params))
                 except BackendError as error:
                     if not can_ask or not refuses_to_ask(str(error)) or answers_questions(params):
                         raise
-                    return await self._begin(context, method, params)  # see `mcp.eras`
+                    return recorded(await self._begin(context, method, params))  # see `mcp.eras`
             except UnexpectedAnswer:
                 raise
             except NeedsCapability as error:
-                return {"required": error.required}
+                return recorded(Lacking(error.required))
             except BackendError as error:  # a failed step does not record the reason of its error
                 if may_open and (pages := pages_to_open(error, context)):
-                    return {"pages": pages}
-                return {"refusal": str(error), "reason": error.reason or ""}
+                    return recorded(PagesToOpen(pages))
+                return recorded(McpRefusal(str(error), reason=error.reason or ""))
 
         return exchange
 
-    async def _send(self, context: Context, method: str, params: Json) -> Json:
+    async def _send(self, context: Context, method: str, params: Json) -> Recorded:
         listener = Relay(context, self.server).listener((), {})
         raw = await self.server.request(
             method, with_meta(params, context), listener, context.deadline, is_repeatable=True
         )
         return self._outcome(raw, context)
 
-    async def _begin(self, context: Context, method: str, params: Json) -> Json:
+    async def _begin(self, context: Context, method: str, params: Json) -> Recorded:
         """Make a request in a session of its caller."""
         held_calls = self.held_calls
         assert held_calls is not None, "checked by `_exchange`"
@@ -159,42 +149,25 @@ class ServerRequests(Struct, frozen=True):
             context.deadline,
             is_repeatable=True,
         )
-        return self._held_outcome(outcome, context)
+        return self._outcome(outcome, context)
 
-    def _answer(
-        self, context: Context, questions: Json, answering: Json
-    ) -> Callable[[], Awaitable[Json]]:
+    def _answer(self, context: Context, questions: Questions, answers: Mapping[str, Any]) -> Step:
         held_calls = self.held_calls
 
-        async def answer() -> Json:
+        async def answer() -> Mapping[str, Any]:
             if held_calls is None:
-                return {"refusal": CHANGED.format(server=self.server.name), "reason": ""}
+                return recorded(McpRefusal(CHANGED.format(server=self.server.name)))
             relay = Relay(context, self.server, held_calls.progress_token(questions))
-            answers = answering.get("inputResponses", {})
             try:
                 outcome = await held_calls.answer(context, questions, answers, relay.notify)
             except ToolError as error:
-                return {"refusal": str(error), "reason": ""}
-            return self._held_outcome(outcome, context)
+                return recorded(McpRefusal(str(error)))
+            return recorded(self._outcome(outcome, context))
 
         return answer
 
-    def _held_outcome(self, outcome: Json, context: Context) -> Json:
-        if "code" in outcome:
-            return {"refusal": outcome["error"], "reason": f"error {outcome['code']}"}
-        return self._outcome(outcome["result"], context) if "result" in outcome else outcome
-
-    def _outcome(self, raw: Json, context: Context) -> Json:
-        name = self.server.name
-        try:
-            required = read_input_required(raw, self.limits)
-        except BadAnswer as error:
-            raise UnexpectedAnswer(f"{name} failed: {error}") from None
-        if required is not None:
-            return questions_from_wire(required, name, context)
-        if raw.get("resultType", "complete") != "complete":
-            raise UnexpectedAnswer(f"{name} answered with a result of an unknown type")
-        return {"result": raw}
+    def _outcome(self, raw: Json | CallOutcome, context: Context) -> Recorded:
+        return outcome_from_wire(raw, self.limits, self.server.name, context)
 
     def _refusal(self, reason: str, text: str, params: Json) -> Exception:
         """Return the gateway's error for a `BackendError` with a reason and text."""

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -89,6 +89,8 @@ _HANDSHAKE_STATUSES: Final = frozenset({400, 404, 405, 406, 415})
 """HTTP statuses with which a server may refuse requests of a revision that it does not speak."""
 
 
+T = TypeVar("T")
+
 log = logging.getLogger("roundgate.backends")
 
 
@@ -148,7 +150,7 @@ class _Request(Struct, frozen=True):
 class _Answer(Struct, frozen=True):
     """A result or refusal, with the status for retries and the circuit breaker."""
 
-    result: Json
+    result: Any
     status: int = 200
     refusal: HttpRefused | None = None
     retry_after: str | None = None
@@ -306,8 +308,8 @@ class McpServer:
         return True
 
     async def limited(
-        self, exchange: Callable[[], Awaitable[Json]], deadline: Deadline, *, is_repeatable: bool
-    ) -> Json:
+        self, exchange: Callable[[], Awaitable[T]], deadline: Deadline, *, is_repeatable: bool
+    ) -> T:
         """Call `exchange` within the back end's limits; return its result. Raise the same errors as
         `request` if it raises `ClientError` or `BackendError`."""
         with doubted(not is_repeatable):
@@ -318,9 +320,10 @@ class McpServer:
             )
         if answer.refusal is not None:
             self._raise(answer.refusal)
-        return answer.result
+        result: T = answer.result
+        return result
 
-    async def _attempt(self, exchange: Callable[[], Awaitable[Json]]) -> _Answer:
+    async def _attempt(self, exchange: Callable[[], Awaitable[Any]]) -> _Answer:
         began_ms, status = self._clock.monotonic_ms(), "ok"
         try:
             return await self._answer(exchange)
@@ -333,7 +336,7 @@ class McpServer:
                 fields = {"backend": self.name, "status": status, "ms": took_ms}
                 log.debug("request to a server", extra={"fields": fields})
 
-    async def _answer(self, exchange: Callable[[], Awaitable[Json]]) -> _Answer:
+    async def _answer(self, exchange: Callable[[], Awaitable[Any]]) -> _Answer:
         try:
             return _Answer(await exchange())
         except AuthorizationFailed as error:

@@ -5,25 +5,33 @@ The methods serve a round as for any revision. If a round ends with questions, a
 gets them as a result and sends the call again. A client of a session is asked on the stream of its
 request, and the call becomes a hidden task (`tasks.hidden`), which any process can follow and claim:
 
-    POST  tools/call          ─▶ task; question, id: T.0.1 ─▶ (holder dies)
-    POST  the answer          ─▶ any replica: the task has it
+    POST  tools/call           ─▶ task; question, id: T.0.1 ─▶ (holder dies)
+    POST  the answer           ─▶ any replica: the task has it
     GET   Last-Event-ID: T.0.1 ─▶ any replica: claims the task ─▶ replay ─▶ result
 
+A question is a JSON-RPC request on the stream; its sealed id proves to the replica with the answer
+that this session was asked, and names the task.
+
 If the platform cannot hold a stream, the body ends with the question, and each GET waits briefly
-for a change of the task. A client that cannot resume streams calls again (`continued`). Several
-requests may follow a task: one of them claims each round, and all get the outcome.
+for a change of the task. Several requests may follow a task: one of them claims each round, and all
+get the outcome. A client that cannot resume streams, on such a platform, calls again with T:
+
+    POST  tools/call X           ─▶ question; result: PENDING T           one body
+    POST  the answer             ─▶ 202
+    POST  tools/call continue T  ─▶ result, or PENDING T
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Final
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from roundgate import json
-from roundgate.clock import Clock
 from roundgate.errors import (
     AuthError,
     CallCancelled,
@@ -31,35 +39,28 @@ from roundgate.errors import (
     InsufficientScope,
     InvalidRequest,
     ProtocolError,
-    QuotaExceeded,
     ToolError,
     Unavailable,
 )
 from roundgate.http.exchange import Exchange
-from roundgate.http.older.asking import answer_bytes, question
-from roundgate.http.older.caller import Responded, SessionCaller
-from roundgate.http.older.continued import ContinueTool
-from roundgate.http.older.following import Followers
-from roundgate.http.older.open_calls import (
+from roundgate.http.older.rounds import (
+    AskedSoFar,
     CallState,
+    OlderCall,
     OpenCall,
-    OpenCalls,
-    position_from_name,
+    Rounds,
+    tool_error,
 )
-from roundgate.http.older.open_calls import moved as event_id_at
-from roundgate.http.older.rounds import OlderCall, Rounds, cancel_key, tool_error
-from roundgate.http.older.sessions import Sessions
-from roundgate.http.older.stream import Notices, RequestStream
+from roundgate.http.older.sessions import SessionCaller
+from roundgate.http.older.streams import Notices, OlderParts, RequestStream
 from roundgate.http.request import REFUSED
 from roundgate.methods.once import stored_reply
-from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.rounds import Reply
 from roundgate.observability.correlation import Correlation
 from roundgate.observability.tracing import (
     Span,
     TracedMessage,
     TracedOperation,
-    Tracing,
     context_of,
 )
 from roundgate.protocol import (
@@ -67,71 +68,54 @@ from roundgate.protocol import (
     RequestId,
     Response,
     Status,
+    ToolResult,
     jsonrpc,
 )
-from roundgate.protocol.v2025 import wire_errors
-from roundgate.storage import RowsOf, TaskRecord, TaskRef
+from roundgate.protocol.v2025 import Results, wire_errors
+from roundgate.protocol.v2025.asking import request_params
+from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks import hidden
-from roundgate.tasks.hidden import HiddenTasks, Sight
-from roundgate.tokens.ids import QuestionId, StreamIds
+from roundgate.tasks.hidden import Sight
+from roundgate.tokens.ids import QuestionId
 
-FIRST_LOOK_S: Final = 0.05
-LAST_FOLLOW_S: Final = 1.0
-"""The maximum pause between two reads of a followed task, in seconds; the first is
-`FIRST_LOOK_S`."""
 SHORT_WAIT_S: Final = 3.0
 """Seconds that a request waits for a change if the platform cannot hold a stream. Clients stop
 reading after 5 s."""
-_NOT_ANSWERED: Final = (
-    "The question of this call was not answered in time; call again to be asked again"
-)
 LEAVE_MS: Final = 2_000
 """The minimum time, in milliseconds, that the environment must leave for a held stream to
 continue."""
+PENDING: Final = "PENDING"
+"""The first word of a result that stands for an unfinished call."""
+_DEFINITION: Final = {
+    "description": f"Return the result of a call that was answered with {PENDING}, by the token that "
+    "follows that word.",
+    "inputSchema": {
+        "type": "object",
+        "properties": {"token": {"type": "string", "description": "The token, copied exactly."}},
+        "required": ["token"],
+    },
+}
+_NOT_ANSWERED: Final = (
+    "The question of this call was not answered in time; call again to be asked again"
+)
+
+
+class Responded(Struct, frozen=True):
+    """The end of a request. Without a response, another process continues the call, or the call was
+    cancelled."""
+
+    response: bytes | None
+    label: str
+    reason: str | None = None
 
 
 class SessionCalls:
-    """Runs requests of sessions to their responses.
+    """Runs requests of sessions to their responses."""
 
-    Args:
-        methods: the methods of each revision, by version.
-        sessions: the changes that sessions have made.
-        tasks: the hidden tasks.
-        followers: the requests of this process that wait.
-        ids: the sealer of the ids of events and questions.
-        rows_of: a function that returns the rows of a caller, for cancellations of calls without a task.
-        tracing: the factory of request spans.
-        clock: the clock of the process.
-        keep_alive_s: seconds between comments on a quiet stream.
-        continue_tool: the name of the tool that accepts the token of an unfinished call.
-    """
-
-    def __init__(
-        self,
-        methods: Mapping[str, CurrentMethods],
-        sessions: Sessions,
-        tasks: HiddenTasks,
-        followers: Followers,
-        ids: StreamIds,
-        rows_of: RowsOf,
-        tracing: Tracing,
-        clock: Clock,
-        *,
-        keep_alive_s: float,
-        continue_tool: str,
-    ) -> None:
-        self.followers = followers
-        self.open_calls = OpenCalls(tasks, ids)
-        self._continue_tool = ContinueTool(continue_tool, self.open_calls)
-        self._methods = methods
-        self._sessions = sessions
-        self._tasks = tasks
-        self._ids = ids
-        self._rows_of = rows_of
-        self._rounds = Rounds(methods, tasks, self.open_calls, followers, rows_of, clock)
-        self._tracing = tracing
-        self._clock = clock
-        self._keep_alive_s = keep_alive_s
+    def __init__(self, parts: OlderParts) -> None:
+        self._parts = parts
+        self.rounds = Rounds(parts)
+        self._continue_tool = ContinueTool(parts.continue_tool, self.rounds)
 
     # the entries
 
@@ -156,10 +140,13 @@ class SessionCalls:
         """
         if self._continue_tool.is_called(request, stream):
             return self._continued(request, caller, stream, correlation)
-        if stream.resumes and stream.holds:
-            # pass the stream as an argument, because a reference to it would be a cycle
-            stream.token = partial(self._rounds.reported, request, caller, correlation)
         return self._respond(request, None, caller, stream, correlation)
+
+    def resume(
+        self, call: OpenCall, caller: SessionCaller, stream: RequestStream, correlation: Correlation
+    ) -> Awaitable[Responded]:
+        """Resume a call that `Rounds.reopened` has found, as `respond` does."""
+        return self._respond(call.request, call, caller, stream, correlation)
 
     async def _continued(
         self,
@@ -176,19 +163,6 @@ class SessionCalls:
         correlation.through = str(request.params.get("name"))
         return await self._respond(call.request, call, caller, stream, correlation)
 
-    def resume(
-        self, call: OpenCall, caller: SessionCaller, stream: RequestStream, correlation: Correlation
-    ) -> Awaitable[Responded]:
-        """Resume a call whose stream broke; raise the errors of `respond`.
-
-        Args:
-            call: the result of `OpenCalls.reopened`.
-            caller: the caller that resumes the call.
-            stream: the stream for the rest of the call.
-            correlation: the ids of the call, for the log, which this method completes.
-        """
-        return self._respond(call.request, call, caller, stream, correlation)
-
     async def take(self, response: Response, caller: SessionCaller) -> None:
         """Accept the answer to a question, unless the question already has an answer.
 
@@ -196,15 +170,16 @@ class SessionCalls:
             InvalidRequest: this session was not asked such a question.
             Unavailable: the answer cannot be stored now.
         """
-        question_facts = self._ids.open_question(response.id, caller.session.id, caller.principal)
+        question_facts = self._parts.ids.open_question(
+            response.id, caller.session.id, caller.principal
+        )
         if question_facts is None:
             raise InvalidRequest(
                 "This session was not asked a question with this id, so there is nothing to answer"
             )
-        ref = self._tasks.ref_of(caller.principal, question_facts.task)
+        ref = self._parts.tasks.ref_of(caller.principal, question_facts.task)
         ends = response.result is None
-        await self._tasks.answer(ref, question_facts.name, answer_bytes(response), ends=ends)
-        self.followers.wake(ref)
+        await self._parts.tasks.answer(ref, question_facts.name, _answer_bytes(response), ends=ends)
 
     async def cancel(self, request_id: RequestId, caller: SessionCaller) -> None:
         """Cancel a call of the session, wherever it runs.
@@ -212,19 +187,8 @@ class SessionCalls:
         Raises:
             Unavailable: the cancellation cannot be stored now.
         """
-        # a replica that runs the call without a task reads this row
-        key, forget_ms = cancel_key(caller.session, request_id), self._tasks.until_ms
-        rows = self._rows_of(caller.principal)
-        ref = self._tasks.ref(caller.principal, caller.session.id, request_id)
-        full: QuotaExceeded | None = None
-        try:
-            await self._tasks.patiently(lambda: rows.put_new(key, b"{}", forget_ms))
-        except QuotaExceeded as error:  # a call with a task needs no row
-            full = error
-        await self._tasks.cancel(ref)
-        self.followers.wake(ref)
-        if full is not None:
-            raise full
+        ref = self._parts.tasks.ref(caller.principal, caller.session.id, request_id)
+        await self._parts.tasks.cancel_call(ref)
 
     # a request
 
@@ -237,20 +201,24 @@ class SessionCalls:
         correlation: Correlation,
     ) -> Responded:
         try:
-            inbound = self._rounds.inbound(request, caller)
+            inbound = self.rounds.inbound(request, caller)
         except ProtocolError as error:
             message = TracedMessage(request.id, request.method, version=caller.session.revision)
             with self.span(message, {}, caller, correlation) as span:
                 end_span(span, error)
             raise
         with self.span(inbound, context_of(inbound.meta.raw), caller, correlation) as span:
-            notify = Notices(stream, self._sessions, caller).notify if stream.can_tell else None
+            notify = (
+                Notices(stream, self._parts.sessions, caller).notify if stream.can_tell else None
+            )
             scopes = caller.principal.scopes
             call = OlderCall(request, caller, stream, correlation, span, notify, inbound, scopes)
             if opened is not None:
                 call.ref, call.position = opened.ref, opened.position
                 _check_scopes(opened.scopes, caller, inbound.name)
                 call.scopes = opened.scopes
+            elif stream.resumes and stream.holds:
+                stream.token = partial(self.rounds.reported, call)
             try:
                 reply = await self._reply(call)
             except CallCancelled:
@@ -263,6 +231,8 @@ class SessionCalls:
             except GatewayError as error:
                 end_span(span, error)
                 raise
+            finally:
+                stream.token = None  # it refers to the call, and so to the stream
             if reply is None:
                 span.end("input_required")
                 return Responded(None, "input_required")
@@ -277,29 +247,29 @@ class SessionCalls:
         correlation: Correlation,
     ) -> AbstractContextManager[Span]:
         """Return the span of a request or notification in a session."""
-        return self._tracing.request(
+        return self._parts.tracing.request(
             operation,
             trace,
             caller.transport,
             correlation,
-            knows=self._methods[caller.session.revision].now.knows,
+            knows=self._parts.methods[caller.session.revision].now.knows,
             session=caller.session.id,
         )
 
     def opening_span(self, request: Request, exchange: Exchange) -> AbstractContextManager[Span]:
         """Return the span of `initialize`, which has no session yet."""
         requested = request.params.get("protocolVersion")
-        is_known = isinstance(requested, str) and requested in self._methods
+        is_known = isinstance(requested, str) and requested in self._parts.methods
         version = str(requested) if is_known else ""
         operation = TracedMessage(request.id, request.method, version=version)
-        return self._tracing.request(
+        return self._parts.tracing.request(
             operation, {}, exchange, exchange.correlation, knows=lambda method, name: False
         )
 
     async def _reply(self, call: OlderCall) -> Reply | None:
         """Return the result, or `None` if the stream ended before it."""
         if call.ref is None:
-            reply = await self._rounds.run(call, None)
+            reply = await self.rounds.run(call, None)
             if reply is not None:
                 is_list = call.request.method == "tools/list" and call.stream.is_finite
                 return self._continue_tool.listed(reply) if is_list else reply
@@ -310,10 +280,10 @@ class SessionCalls:
                 break
             if not record.is_open or self._is_past(record):
                 return await self._outcome(call, record)
-            call.stream.held = await self._tasks.claim(record)
-            if call.stream.held is None:  # another request was first
-                await self._clock.sleep(FIRST_LOOK_S)
-            elif (reply := await self._rounds.run(call, call.stream.held.claimed)) is not None:
+            call.held = await self._parts.tasks.claim(record)
+            if call.held is None:  # another request was first
+                await self._parts.clock.sleep(hidden.LOOKS_S[0])
+            elif (reply := await self.rounds.run(call, call.held.claimed)) is not None:
                 return reply
         return await self._leave(call)
 
@@ -330,11 +300,11 @@ class SessionCalls:
         caller, stream = call.caller, call.stream
         if stream.is_unheard:
             raise CallCancelled
-        sight, pause_s, record = Sight(self._clock), FIRST_LOOK_S, None
-        until_ms = self._clock.monotonic_ms() + self._patience_s(call) * 1000
-        with self.followers.following(ref, caller.principal) as news:
+        sight, record = Sight(self._parts.clock), None
+        until_ms = self._parts.clock.monotonic_ms() + self._patience_s(call) * 1000
+        with self._parts.followers.following(ref, caller.principal) as looks:
             while True:
-                news.clear()
+                looks.news.clear()
                 record = await self._record(ref, record)
                 if call.correlation.known_call_id not in (None, record.call_id):
                     raise CallCancelled  # another request with the same id has replaced the call
@@ -352,27 +322,24 @@ class SessionCalls:
                     if not stream.holds and not stream.is_resumed:
                         await stream.responder.end()
                         return None
-                left_s = (until_ms - self._clock.monotonic_ms()) / 1000
-                if left_s <= 0 or self.followers.is_closing:
+                left_s = (until_ms - self._parts.clock.monotonic_ms()) / 1000
+                if left_s <= 0 or self._parts.followers.is_closing:
                     if not self._may_wait(call):
                         return None
-                    until_ms = self._clock.monotonic_ms() + self._patience_s(call) * 1000
+                    until_ms = self._parts.clock.monotonic_ms() + self._patience_s(call) * 1000
                     continue
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(pause_s, left_s)):
-                        await news.wait()
-                pause_s = min(LAST_FOLLOW_S, pause_s * 1.5)
+                await looks.pause(left_s)
 
     async def _record(self, ref: TaskRef, known: TaskRecord | None) -> TaskRecord:
         """Return the record of a followed task. While the task asks, tolerate an unavailable store.
         Raise ToolError if the task does not exist."""
         if known is not None and known.status is Status.INPUT_REQUIRED:
             try:
-                record = await self._tasks.head(ref)
+                record = await self._parts.tasks.head(ref)
             except Unavailable:  # read again, until the wait for answers ends
                 record = known
         else:
-            record = await self._tasks.patiently(lambda: self._tasks.head(ref))
+            record = await self._parts.tasks.patiently(lambda: self._parts.tasks.head(ref))
         if record is None:
             if known is not None and not self._is_past(known):
                 raise CallCancelled  # another request with the same id is replacing the call
@@ -381,27 +348,28 @@ class SessionCalls:
 
     async def _send_questions(self, call: OlderCall, record: TaskRecord) -> bool:
         """Send the questions that the client has not received; return whether there were any."""
-        mark = position_from_name(record.asked[0])[0]
-        if call.position[0] != mark:
-            call.position = mark, 0
-        unseen = [name for name in record.asked if position_from_name(name)[1] >= call.position[1]]
+        asked = [AskedSoFar.named(name) for name in record.asked]
+        mark = asked[0].mark
+        if call.position.mark != mark:
+            call.position = AskedSoFar(mark)
+        unseen = [each.number for each in asked if each.number >= call.position.number]
         if not unseen:
             return False
         if call.state is None or call.state.mark != mark:
-            _, work = await self._tasks.whole(record.ref)
+            _, work = await self._parts.tasks.whole(record.ref)
             call.state = None if work is None else CallState.from_bytes(work.state)
         state = call.state
         if state is None or state.mark != mark:  # the questions have changed meanwhile
             return False
-        event_id, questions = self._rounds.event_id(call), list(state.requests.items())
-        for name in unseen:
-            number = position_from_name(name)[1]
+        token = self.rounds.event_id(call).rsplit(".", 2)[0]
+        questions = list(state.requests.items())
+        for number in unseen:
             key, request = questions[number]
-            facts = QuestionId(call.caller.session.id, record.ref.id, name)
-            question_id = self._ids.seal_question(facts, call.caller.principal)
-            message = question(question_id, request, call.caller, state.pages.get(key))
-            call.position = mark, number + 1
-            await call.stream.message(message, event_id_at(event_id, call.position))
+            facts = QuestionId(call.caller.session.id, record.ref.id, state.names[number])
+            question_id = self._parts.ids.seal_question(facts, call.caller.principal)
+            message = _question(question_id, request, call.caller, state.pages.get(key))
+            call.position = AskedSoFar(mark, number + 1)
+            await call.stream.message(message, call.position.event_id(token))
         return True
 
     async def _outcome(self, call: OlderCall, record: TaskRecord) -> Reply:
@@ -412,14 +380,14 @@ class SessionCalls:
             GatewayError: the call ended with an error.
         """
         if record.is_open:
-            await self._tasks.cancel(record.ref, _NOT_ANSWERED)
+            await self._parts.tasks.cancel(record.ref, _NOT_ANSWERED)
             raise ToolError(_NOT_ANSWERED)
         if record.status is Status.CANCELLED:
             if record.status_message == hidden.CANCELLED:
                 raise CallCancelled
             message = str(record.status_message)
             raise ToolError(message)
-        outcome = await self._tasks.outcome(record.ref)
+        outcome = await self._parts.tasks.outcome(record.ref)
         if outcome is None:  # the task has expired
             raise ToolError(_NOT_ANSWERED)
         scopes, _, reply_bytes = outcome.partition(b"\n")
@@ -428,8 +396,10 @@ class SessionCalls:
 
     def _is_past(self, record: TaskRecord) -> bool:
         """Return whether an open task has expired, or has waited too long for answers."""
-        now_ms = self._clock.now_ms()
-        is_late = record.status is Status.INPUT_REQUIRED and self._tasks.is_late(record, now_ms)
+        now_ms = self._parts.clock.now_ms()
+        is_late = record.status is Status.INPUT_REQUIRED and self._parts.tasks.is_late(
+            record, now_ms
+        )
         return record.is_open and (is_late or record.expires_ms < now_ms)
 
     # leaving
@@ -446,16 +416,16 @@ class SessionCalls:
             return self._pending(call) if call.is_tool_call else None
         if not stream.resumes:
             if call.ref is not None:
-                await self._tasks.cancel(call.ref, _NOT_ANSWERED)
+                await self._parts.tasks.cancel(call.ref, _NOT_ANSWERED)
             raise ToolError("The server is being restarted; call again to be asked again")
         if not stream.is_over:
-            await stream.leave(self._rounds.event_id(call))
+            await stream.leave(self.rounds.event_id(call))
         return None
 
     def _pending(self, call: OlderCall) -> Reply:
-        methods = self._methods[call.caller.session.revision]
+        methods = self._parts.methods[call.caller.session.revision]
         is_error = methods.now.has_output_schema(str(call.request.params.get("name")))
-        token = self._rounds.event_id(call)
+        token = self.rounds.event_id(call)
         return self._continue_tool.pending(
             token, call.request, call.caller, asks=call.asks, is_error=is_error
         )
@@ -463,7 +433,7 @@ class SessionCalls:
     def _patience_s(self, call: OlderCall) -> float:
         """Return the seconds that a request waits before it checks its time, or ends."""
         if call.stream.holds:
-            return self._keep_alive_s
+            return self._parts.keep_alive_s
         left_ms = call.caller.deadline.remaining_ms() if call.stream.is_finite else None
         return SHORT_WAIT_S if left_ms is None else min(SHORT_WAIT_S, left_ms / 2000)
 
@@ -471,7 +441,96 @@ class SessionCalls:
         """Return whether a request may wait longer."""
         left_ms = call.caller.deadline.remaining_ms()
         is_late = left_ms is not None and left_ms < LEAVE_MS
-        return call.stream.holds and not self.followers.is_closing and not is_late
+        return call.stream.holds and not self._parts.followers.is_closing and not is_late
+
+
+class ContinueTool:
+    """The tool that accepts the token of an unfinished call, an event id.
+
+    Args:
+        name: the name of the tool.
+        rounds: makes and reads the tokens.
+    """
+
+    def __init__(self, name: str, rounds: Rounds) -> None:
+        self._name = name
+        self._rounds = rounds
+
+    def is_called(self, request: Request, stream: RequestStream) -> bool:
+        """Return whether a request calls this tool, from a client to which the tool is offered."""
+        return (
+            stream.is_finite
+            and request.method == "tools/call"
+            and request.params.get("name") == self._name
+        )
+
+    async def reopened_call(self, request: Request, caller: SessionCaller) -> OpenCall:
+        """Return the call that a request continues by its token, under the id of the request.
+
+        Raises:
+            ToolError: the token does not belong to this session, or has expired.
+            Unavailable: the call cannot be read now.
+        """
+        arguments = request.params.get("arguments")
+        token = arguments.get("token") if isinstance(arguments, dict) else None
+        text = token if isinstance(token, str) else ""
+        event_id = text.strip().removeprefix(f"{PENDING} ")
+        try:
+            call = await self._rounds.reopened(event_id, caller)
+        except InvalidRequest:
+            raise ToolError(
+                "This token is not valid: it is too old, belongs to another session, or was not copied exactly."
+                " Call the first tool again"
+            ) from None
+        return replace(call, request=replace(call.request, id=request.id))
+
+    def pending(
+        self, token: str, request: Request, caller: SessionCaller, *, asks: bool, is_error: bool
+    ) -> Reply:
+        """Return the result of a call that continues when its client calls again.
+
+        Args:
+            token: the id of an event of the call.
+            request: the call's request.
+            caller: the caller.
+            asks: whether the user is being asked.
+            is_error: whether the tool has an output schema: clients validate every result against
+                it except errors.
+        """
+        why = "The user is being asked." if asks else "The call takes longer than one request may."
+        text = (
+            f"{PENDING} {token}\n{why} Call the tool {self._name} with this token for the result,"
+            f" and again for as long as it says {PENDING}. Do not call "
+            f"{request.params.get('name')} again."
+        )
+        written = Results(caller.revision).write(ToolResult([text], is_error=is_error).to_wire())
+        return Reply(written, "input_required")
+
+    def listed(self, reply: Reply) -> Reply:
+        """Return a page of tools/list, with this tool added to the last page."""
+        if not reply.result.endswith(b"]}"):
+            return reply
+        definition = json.encode({"name": self._name, **_DEFINITION})
+        comma = b"" if reply.result.endswith(b"[]}") else b","
+        return Reply(
+            b"%b%b%b]}" % (reply.result[:-2], comma, definition), reply.label, reply.reason
+        )
+
+
+def _question(
+    question_id: str, request: Mapping[str, Any], caller: SessionCaller, page: str | None
+) -> bytes:
+    """Return a question as a JSON-RPC request to the client. `page` is the `elicitationId` of a
+    page to open."""
+    params = request_params(caller.revision, request["method"], request.get("params", {}), page)
+    message = {"jsonrpc": "2.0", "id": question_id, "method": request["method"]}
+    return json.encode({**message, "params": params} if params else message)
+
+
+def _answer_bytes(response: Response) -> bytes:
+    """Encode a client's response for its task."""
+    is_error = response.result is None
+    return json.encode({"error": response.error} if is_error else {"result": response.result})
 
 
 def _check_scopes(scopes: frozenset[str], caller: SessionCaller, name: str | None) -> None:

@@ -14,7 +14,7 @@ this endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from starlette.types import Receive
 
 from roundgate import json
 from roundgate.auth import Principal
-from roundgate.clock import Clock
 from roundgate.errors import (
     AuthError,
     Draining,
@@ -39,16 +38,10 @@ from roundgate.http.exchange import (
     State,
     error_headers,
 )
-from roundgate.http.older.caller import Responded, SessionCaller
-from roundgate.http.older.calls import SessionCalls, end_span
-from roundgate.http.older.changes import ChangeStreams
-from roundgate.http.older.open_calls import OpenCall
-from roundgate.http.older.rounds import target_name
-from roundgate.http.older.sessions import OWN, OwnRequests, Sessions
-from roundgate.http.older.stream import RequestStream
-from roundgate.http.older.watching import UnheardWatch
-from roundgate.methods import Changes
-from roundgate.methods.parts import CurrentMethods
+from roundgate.http.older.calls import Responded, SessionCalls, end_span
+from roundgate.http.older.rounds import OpenCall, target_name
+from roundgate.http.older.sessions import OWN, OwnRequests, SessionCaller
+from roundgate.http.older.streams import ChangeStreams, OlderParts, RequestStream, UnheardWatch
 from roundgate.methods.table import capabilities, server_info
 from roundgate.observability.tracing import TracedMessage, server_session_ended
 from roundgate.protocol import SESSION_HEADER as SESSION
@@ -81,47 +74,20 @@ class OlderEndpoint:
     """The endpoint for requests of sessions.
 
     Args:
-        methods: the methods of each revision, by version.
-        calls: the runner of requests for tools, prompts and resources.
+        parts: the parts of the endpoint.
         sealer: the sealer of session ids.
-        sessions: the changes that sessions have made.
-        changes: changes of lists and resources, at all replicas.
         describe: a function that returns the server's current description.
-        clock: the clock of the process.
-        streams: whether the platform can keep a stream open.
-        keep_alive_s: seconds between comments on a stream, and before the first of a silent call.
-        max_batch_answer_bytes: the limit on the answers to one batch, in bytes.
-        view: the name of the view; empty for the endpoint of all tools.
     """
 
     def __init__(
-        self,
-        methods: Mapping[str, CurrentMethods],
-        calls: SessionCalls,
-        sealer: SessionSealer,
-        sessions: Sessions,
-        changes: Changes,
-        describe: Callable[[], ServerConfig],
-        clock: Clock,
-        *,
-        streams: bool,
-        keep_alive_s: float,
-        max_batch_answer_bytes: int,
-        view: str = "",
+        self, parts: OlderParts, sealer: SessionSealer, describe: Callable[[], ServerConfig]
     ) -> None:
-        self._methods = methods
-        self._calls = calls
+        self._parts = parts
         self._sealer = sealer
-        self._sessions = sessions
-        self._own = OwnRequests(methods, sessions)
-        self._max_batch_answer_bytes = max_batch_answer_bytes
-        self._changes = ChangeStreams(
-            changes, sessions, clock, methods, keep_alive_s=keep_alive_s, view=view
-        )
         self._describe = describe
-        self._clock = clock
-        self._streams = streams
-        self._keep_alive_s = keep_alive_s
+        self._calls = SessionCalls(parts)
+        self._own = OwnRequests(parts.methods, parts.sessions)
+        self._changes = ChangeStreams(parts)
         self._running: dict[tuple[str, RequestId], Callable[[], None]] = {}
 
     async def answer(self, method: str, body: Any, receive: Receive, exchange: Exchange) -> None:
@@ -142,7 +108,7 @@ class OlderEndpoint:
                     await self._get(receive, exchange)
                 case "DELETE":
                     caller = await self._caller(exchange)
-                    await self._sessions.end(caller.session, caller.principal)
+                    await self._parts.sessions.end(caller.session, caller.principal)
                     self._record_end(caller)
                     await exchange.responder.answer(200, b"")
                 case _ if isinstance(body, list):
@@ -157,7 +123,7 @@ class OlderEndpoint:
     def _record_end(self, caller: SessionCaller) -> None:
         """Record the duration of a session that its client has ended."""
         session = caller.session
-        left_s = (session.expires_ms - self._clock.now_ms()) / 1000
+        left_s = (session.expires_ms - self._parts.clock.now_ms()) / 1000
         server_session_ended(self._sealer.lifetime_s - left_s, session.revision)
 
     async def _post(self, body: Any, receive: Receive, exchange: Exchange) -> None:
@@ -205,7 +171,7 @@ class OlderEndpoint:
         opening = SessionOpening.of(request)
         revision = opening.revision
         server = self._describe()
-        offered = capabilities(self._methods[revision.version].features)
+        offered = capabilities(self._parts.methods[revision.version].features)
         offered.pop("extensions", None)
         result: dict[str, Any] = {
             "protocolVersion": revision.version,
@@ -277,7 +243,7 @@ class OlderEndpoint:
             raise InvalidRequest(f"A batch has 1 to {MAX_BATCH} messages, not {len(body)}")
         watch = self._watch(receive, caller, exchange)
         stream = self._stream(exchange, caller, watch, in_batch=True)
-        answers = _Answers(stream, exchange, self._max_batch_answer_bytes)
+        answers = _Answers(stream, exchange, self._parts.max_batch_answer_bytes)
         with watch:
             for value in body:
                 if stream.is_unheard:
@@ -302,7 +268,7 @@ class OlderEndpoint:
     ) -> bytes | None:
         """Return the response to one message of a batch, or `None` if it needs none. Each request
         has a log line."""
-        began_ms = self._clock.monotonic_ms()
+        began_ms = self._parts.clock.monotonic_ms()
         try:
             message = jsonrpc.session_message_from_json(value)
             if not isinstance(message, Request):
@@ -335,7 +301,7 @@ class OlderEndpoint:
             return wire_errors.render(error, exchange.request_id)[1]
         finally:
             if exchange.method is not None:
-                exchange.write_line(self._clock.monotonic_ms() - began_ms)
+                exchange.write_line(self._parts.clock.monotonic_ms() - began_ms)
 
     async def _get(self, receive: Receive, exchange: Exchange) -> None:
         last_event_id = exchange.headers.get(_LAST_EVENT_ID)
@@ -343,14 +309,14 @@ class OlderEndpoint:
             await self._resume(last_event_id.decode("latin-1").strip(), receive, exchange)
             return
         caller = await self._caller(exchange)
-        if not self._streams:
+        if not self._parts.streams:
             message = (
                 "This endpoint has no stream of changes; POST requests, or GET with Last-Event-ID"
                 " to resume a stream"
             )
             raise TransportError(405, message, [(b"allow", b"POST, DELETE")])
         with DisconnectWatch(receive, exchange.responder) as watch:
-            features = self._methods[caller.session.revision].features
+            features = self._parts.methods[caller.session.revision].features
             await self._changes.tell(caller, exchange.responder, features)
         await self._hung_up(watch, exchange)
 
@@ -360,8 +326,8 @@ class OlderEndpoint:
         stream = self._stream(exchange, caller, watch, last_event_id=last_event_id)
         with watch:
             try:
-                await self._sessions.check(caller.session, caller.principal)
-                call = await self._calls.open_calls.reopened(last_event_id, caller)
+                await self._parts.sessions.check(caller.session, caller.principal)
+                call = await self._calls.rounds.reopened(last_event_id, caller)
                 responded = await self._resumed(call, caller, stream, exchange)
             except RESUMABLE as away:
                 responded = await self._come_again(away, caller, stream, exchange)
@@ -400,7 +366,7 @@ class OlderEndpoint:
         event_id = stream.last_event_id
         if event_id is None or not (stream.resumes or stream.is_resumed):
             return False
-        return self._clock.now_ms() < self._calls.open_calls.until_ms(event_id, caller)
+        return self._parts.clock.now_ms() < self._calls.rounds.until_ms(event_id, caller)
 
     async def _caller(self, exchange: Exchange) -> SessionCaller:
         """Return the caller, in a session that has not been ended.
@@ -411,7 +377,7 @@ class OlderEndpoint:
             Unavailable: the store cannot be reached.
         """
         caller = self._claimed(exchange)
-        await self._sessions.check(caller.session, caller.principal)
+        await self._parts.sessions.check(caller.session, caller.principal)
         return caller
 
     def _claimed(self, exchange: Exchange) -> SessionCaller:
@@ -431,7 +397,7 @@ class OlderEndpoint:
         principal = exchange.caller
         session = self._known(token.decode("latin-1").strip(), principal)
         remaining_ms = exchange.host.remaining_ms
-        deadline = self._clock.deadline(remaining_ms)
+        deadline = self._parts.clock.deadline(remaining_ms)
         address = exchange.address
         return SessionCaller(session, principal, deadline, remaining_ms, exchange, address)
 
@@ -447,8 +413,8 @@ class OlderEndpoint:
         return UnheardWatch(
             receive,
             exchange.responder,
-            exchange.keep_alive_s(self._keep_alive_s),
-            lambda: self._calls.followers.room(caller.principal),
+            exchange.keep_alive_s(self._parts.keep_alive_s),
+            lambda: self._parts.followers.room(caller.principal),
         )
 
     def _stream(
@@ -465,7 +431,7 @@ class OlderEndpoint:
             exchange.responder,
             watch,
             can_tell=EVENT_STREAM in exchange.accepted,
-            holds=self._streams,
+            holds=self._parts.streams,
             resumes=not in_batch and session.revision == RESUMING and session.requested == RESUMING,
             last_event_id=last_event_id,
         )

@@ -1,9 +1,13 @@
 """The rounds of calls in this process. A hidden task keeps the state that a later request needs.
 
-first round ─▶ result                             no task
-            ─▶ reports, to a client that resumes  a task that this process holds
-            ─▶ asks                               a task that asks
-a claimed task ─▶ the next round ─▶ its end, or questions again
+    first round ─▶ result                             no task
+                ─▶ reports, to a client that resumes  a task that this process holds
+                ─▶ asks                               a task that asks
+    a claimed task ─▶ the next round ─▶ its end, or questions again
+
+The id of an event names the task of its call, so that any process can continue after the event:
+
+    id: <token>.<mark>.2        the client has received two of the questions with this mark
 """
 
 from __future__ import annotations
@@ -13,54 +17,59 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from types import TracebackType
 from typing import Any, Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from roundgate import json
-from roundgate.aio import is_draining
-from roundgate.clock import Clock
+from roundgate.aio import TaskWatch, is_draining
 from roundgate.errors import (
     AuthError,
     CallCancelled,
     Draining,
     GatewayError,
+    InvalidRequest,
     LeaseLost,
     MissingCapability,
     QuotaExceeded,
     ToolError,
     Unavailable,
 )
-from roundgate.http.older.asking import check_askable, read_answers
-from roundgate.http.older.caller import SessionCaller
-from roundgate.http.older.following import Followers
-from roundgate.http.older.open_calls import CallState, OpenCalls, Position, call_bytes, decode_call
-from roundgate.http.older.stream import RequestStream
-from roundgate.http.older.watching import LAST_LOOK_S, CancelWatch
+from roundgate.http.older.sessions import SessionCaller
+from roundgate.http.older.streams import OlderParts, RequestStream
 from roundgate.methods.once import kept_error, kept_reply
-from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.rounds import Reply, RequestContext, Stream
 from roundgate.observability.correlation import Correlation, correlated
-from roundgate.observability.tracing import Span
+from roundgate.observability.tracing import (
+    Span,
+)
 from roundgate.protocol import (
     ClientCapabilities,
     Inbound,
     Request,
-    RequestId,
     ToolResult,
     notifications,
 )
 from roundgate.protocol.v2025 import OlderRevision, Results, make_inbound
+from roundgate.protocol.v2025.asking import answer_from_result
 from roundgate.protocol.v2025.results import read_asked
-from roundgate.storage import Ending, RowsOf, TaskRef
+from roundgate.storage import Ending, TaskRef
 from roundgate.tasks import hidden
-from roundgate.tasks.hidden import HiddenTasks, Holding, NewCall
+from roundgate.tasks.hidden import Holding, NewCall
 from roundgate.tasks.stored import Claimed
-from roundgate.tokens.ids import SessionFacts
 
+FIRST_LOOK_S: Final = 1.0
+LAST_LOOK_S: Final = 5.0
+"""The first and the longest pause between two checks whether a running call was cancelled, in
+seconds. Most calls end before they could be cancelled."""
 RELEASE_S: Final = 2.0
 """Seconds that a request that is cut off may spend on releasing its task."""
+MAX_NAME: Final = 100
+"""The maximum length of a name or URI in an event id, in characters. Only the log shows it."""
+MAX_MESSAGE: Final = 500
+"""The maximum length of the shown reason of a client that cannot answer, in characters."""
 _INTERRUPTED: Final = (
     "The connection was lost while this call ran, and its progress is unknown;"
     " find out whether it took effect before calling again"
@@ -77,6 +86,69 @@ _NO_END: Final = (AuthError, Unavailable)
 """The errors that end a request but not its round."""
 
 
+class AskedSoFar(Struct, frozen=True):
+    """The mark of a round's questions, and the number of questions that the client has received."""
+
+    mark: str = ""
+    number: int = 0
+
+    @classmethod
+    def named(cls, name: str) -> AskedSoFar:
+        """Return the mark of a question's name, and its number in its round, from 0."""
+        mark, _, number = name.rpartition(".")
+        return cls(mark, int(number))
+
+    def event_id(self, token: str) -> str:
+        """Return the id of an event of the call with a token."""
+        return f"{token}.{self.mark}.{self.number}"
+
+
+class CallState(Struct, frozen=True):
+    """The state of a call between two rounds, stored in its task."""
+
+    state: str
+    """The `requestState` of the last round."""
+    requests: Mapping[str, Any]
+    """The questions to the client, by key."""
+    pages: Mapping[str, str]
+    """The `elicitationId` of each page that the client's user has not finished, by the key of its
+    question."""
+    mark: str
+    """A unique id that distinguishes the questions of this round from all others."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the questions in the task."""
+        return [f"{self.mark}.{number}" for number in range(len(self.requests))]
+
+    @property
+    def asked(self) -> dict[str, bytes]:
+        """The method of each question, by name. Operators see nothing else of a question."""
+        methods = ({"method": request["method"]} for request in self.requests.values())
+        return dict(zip(self.names, map(json.encode, methods), strict=True))
+
+    def to_bytes(self) -> bytes:
+        """Encode the state for its task."""
+        return json.encode([self.state, dict(self.requests), dict(self.pages), self.mark])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CallState:
+        """Decode the state that a task stores."""
+        return cls(*json.decode(data))
+
+
+class OpenCall(Struct, frozen=True):
+    """A call that a request continues."""
+
+    ref: TaskRef
+    request: Request
+    """The request; if the call has ended, only its id, method and name."""
+    position: AskedSoFar
+    scopes: frozenset[str] = field(default_factory=frozenset)
+    """The scopes with which the call began; empty if the call has ended, because its outcome has
+    them."""
+
+
 class OlderCall(Struct):
     """A request that is being answered, and the call that it makes or continues."""
 
@@ -91,9 +163,11 @@ class OlderCall(Struct):
     """The scopes with which the call began, and with which it continues."""
     ref: TaskRef | None = None
     """The hidden task of the call, if there is one."""
+    held: Holding | None = None
+    """The hidden task while this process runs one of its rounds."""
     state: CallState | None = None
     """The last known state; `None` before the first round has ended."""
-    position: Position = ("", 0)
+    position: AskedSoFar = AskedSoFar()
     pages: dict[str, str] = field(default_factory=dict)
     """The unfinished pages, as in `CallState.pages`."""
     asks: bool = False
@@ -106,39 +180,57 @@ class OlderCall(Struct):
         """Return whether the request calls a tool."""
         return self.request.method == "tools/call"
 
-    @property
-    def held(self) -> Holding | None:
-        """The hidden task while this process runs one of its rounds, otherwise `None`."""
-        return self.stream.held
+    def new_task(self) -> NewCall:
+        """Return the hidden task that the call becomes."""
+        principal = self.caller.principal
+        return NewCall(
+            self.caller.session.id,
+            self.request.id,
+            principal,
+            target_name(self.request) or self.request.method,
+            _call_bytes(self.request, principal.scopes),
+            self.correlation.call_id,
+        )
+
+
+class CancelWatch(TaskWatch):
+    """A context manager that cancels the current task once `look` raises `CallCancelled` or
+    `LeaseLost`, and raises that error. `look` returns the maximum pause before the next look, in
+    seconds."""
+
+    def __init__(self, look: Callable[[], Awaitable[float]]) -> None:
+        super().__init__()
+        self._look = look
+        self._reason: CallCancelled | LeaseLost | None = None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._end(kind) and self._reason is not None:
+            raise self._reason from error
+
+    async def _watch(self) -> None:
+        pause_s, longest_s = FIRST_LOOK_S, LAST_LOOK_S
+        await asyncio.sleep(FIRST_LOOK_S)
+        try:
+            while True:
+                with suppress(Unavailable):  # look again later
+                    longest_s = await self._look()
+                await asyncio.sleep(min(pause_s, longest_s))
+                pause_s = min(LAST_LOOK_S, pause_s * 1.5)
+        except (CallCancelled, LeaseLost) as error:
+            self._reason = error
+            self.cancel()
 
 
 class Rounds:
-    """Runs the rounds of calls.
+    """Runs the rounds of calls."""
 
-    Args:
-        methods: the methods of each revision, by version.
-        tasks: the hidden tasks.
-        calls: the maker of event ids.
-        followers: the limit on requests that wait.
-        rows_of: a function that returns the rows of a caller, for cancellations of calls without a task.
-        clock: the clock of the process.
-    """
-
-    def __init__(
-        self,
-        methods: Mapping[str, CurrentMethods],
-        tasks: HiddenTasks,
-        calls: OpenCalls,
-        followers: Followers,
-        rows_of: RowsOf,
-        clock: Clock,
-    ) -> None:
-        self._methods = methods
-        self._tasks = tasks
-        self._calls = calls
-        self._followers = followers
-        self._rows_of = rows_of
-        self._clock = clock
+    def __init__(self, parts: OlderParts) -> None:
+        self._parts = parts
 
     async def run(self, call: OlderCall, claimed: Claimed | None) -> Reply | None:
         """Run rounds of a call until one ends with a result; return `None` if the task has to be
@@ -158,7 +250,7 @@ class Rounds:
         except CallCancelled:
             if call.held is not None:
                 with suppress(Unavailable):
-                    await self._tasks.cancel(call.held.ref)
+                    await self._parts.tasks.cancel(call.held.ref)
             raise
         except GatewayError as error:
             if call.held is None or await self._failed(call.held, call, error):
@@ -170,7 +262,7 @@ class Rounds:
             raise
         finally:
             if call.held is not None:
-                call.ref, call.stream.held = call.held.ref, None
+                call.ref, call.held = call.held.ref, None
 
     async def _rounds(self, call: OlderCall, claimed: Claimed | None) -> Reply | None:
         answers = {} if claimed is None else self._restore(call, claimed)
@@ -181,11 +273,11 @@ class Rounds:
                 return reply
             requests, state = read_asked(reply.result)
             call.pages |= {
-                key: self._clock.new_id()
+                key: self._parts.clock.new_id()
                 for key, request in requests.items()
                 if request.get("params", {}).get("mode") == "url"
             }
-            call.state = CallState(state, requests, call.pages, self._clock.new_id())
+            call.state = CallState(state, requests, call.pages, self._parts.clock.new_id())
             answers = {}
             if requests:
                 await self._ask(call, call.state)
@@ -200,7 +292,7 @@ class Rounds:
             if is_draining():  # the next round would have no time
                 raise Draining
             if call.held is not None:
-                await self._tasks.patiently(partial(call.held.beat, call.state.to_bytes()))
+                await self._parts.tasks.patiently(partial(call.held.beat, call.state.to_bytes()))
 
     def _restore(self, call: OlderCall, claimed: Claimed) -> dict[str, Any]:
         """Restore a claimed call; return the answers to its questions.
@@ -210,28 +302,28 @@ class Rounds:
         """
         if call.held is None or call.held.is_first:
             raise ToolError(_INTERRUPTED)
-        if self._tasks.has_died_often(claimed.record):
+        if self._parts.tasks.has_died_often(claimed.record):
             raise ToolError(
                 f"{claimed.record.deaths} processes that ran this call died; it is not run again"
             )
-        params, call.scopes = decode_call(claimed.call)
+        params, call.scopes = _decode_call(claimed.call)
         call.request = replace(call.request, params=params)
         call.inbound = self.inbound(call.request, call.caller)
         call.state = CallState.from_bytes(claimed.state)
         call.pages = dict(call.state.pages)
-        return read_answers(call.state, claimed.answers, call.caller.revision)
+        return _read_answers(call.state, claimed.answers, call.caller.revision)
 
     async def _ask(self, call: OlderCall, state: CallState) -> None:
         """Store the questions of a round in the task of the call, before they are sent. Raise
         CallCancelled if the client has hung up."""
-        check_askable(call.request.method, call.stream)
+        _check_askable(call.request.method, call.stream)
         if (
             call.held is None and call.stream.is_unheard
         ):  # its client has no event id with which to resume
             raise CallCancelled
         if call.held is None:
             try:
-                self._followers.check_room(call.caller.principal)
+                self._parts.followers.check_room(call.caller.principal)
             except Unavailable as error:
                 raise _cannot_continue(call, error) from None
         await self._keep(call, state)
@@ -247,16 +339,14 @@ class Rounds:
                 if question_methods
                 else held.release(state_bytes)
             )
-            call.ref, call.stream.held = held.ref, None
+            call.ref, call.held = held.ref, None
             return
-        new = _new_call(call.request, call.caller, call.correlation)
         stream = call.stream
         try:
-            call.ref = await self._tasks.ask(new, state_bytes, question_methods)
+            call.ref = await self._parts.tasks.ask(call.new_task(), state_bytes, question_methods)
             if stream.resumes:
                 event_id = stream.last_event_id = self.event_id(call)
-                stream.token = lambda _: _known(event_id)
-            await self._check_not_cancelled(call.request.id, call.caller, call.ref)
+                stream.token = partial(_known, event_id)
         except Unavailable as error:
             if stream.last_event_id is not None:
                 raise
@@ -315,7 +405,7 @@ class Rounds:
         principal = caller.principal
         if principal.scopes != call.scopes:
             principal = dataclasses.replace(principal, scopes=call.scopes)
-        methods = self._methods[caller.session.revision]
+        methods = self._parts.methods[caller.session.revision]
         try:
             with CancelWatch(partial(self._look, call)) as watch, correlated(ids):
                 context = RequestContext(
@@ -347,49 +437,77 @@ class Rounds:
         if held is not None:
             await held.beat()
             return hidden.BEAT_S
-        await self._check_not_cancelled(call.request.id, call.caller, None)
+        caller, tasks = call.caller, self._parts.tasks
+        ref = tasks.ref(caller.principal, caller.session.id, call.request.id)
+        if await tasks.is_cancelled(ref):
+            raise CallCancelled
         return LAST_LOOK_S
 
-    async def reported(
-        self,
-        request: Request,
-        caller: SessionCaller,
-        correlation: Correlation,
-        stream: RequestStream,
-    ) -> str:
+    async def reported(self, call: OlderCall) -> str:
         """Store a hidden task for a call that sends a notification in its first round; return the
-        id of the first event. Raise Unavailable if the caller has too many tasks."""
+        id of the first event. Raise Unavailable if the call has no task: the client cancelled it, or
+        the caller has too many tasks."""
         try:
-            held = await self._tasks.report(_new_call(request, caller, correlation))
-        except ToolError as error:  # too many tasks: the call continues without one
+            call.held = await self._parts.tasks.report(call.new_task())
+        except (CallCancelled, ToolError) as error:  # the next look notices the cancellation
             raise Unavailable(str(error)) from None
-        stream.held = held
-        with suppress(CallCancelled, Unavailable):  # the next renewal notices
-            await self._check_not_cancelled(request.id, caller, held.ref)
-        return self._calls.event_id(held.ref, correlation.call_id, request, caller, ("", 0))
-
-    async def _check_not_cancelled(
-        self, request_id: RequestId, caller: SessionCaller, ref: TaskRef | None
-    ) -> None:
-        """Raise CallCancelled if the client cancelled the call before it had a task. Also cancel
-        `ref`, the task that it has now."""
-        key, rows = cancel_key(caller.session, request_id), self._rows_of(caller.principal)
-        if await self._tasks.patiently(lambda: rows.read(key)) is not None:
-            if ref is not None:
-                await self._tasks.cancel(ref)
-            raise CallCancelled
+        call.ref = call.held.ref
+        return self.event_id(call)
 
     def event_id(self, call: OlderCall) -> str:
         """Return the id of an event after which any process can continue a call with a task."""
         assert call.ref is not None, "only a call with a task can be continued"
-        call_id = call.correlation.call_id
-        return self._calls.event_id(call.ref, call_id, call.request, call.caller, call.position)
+        request, caller = call.request, call.caller
+        name = (target_name(request) or "")[:MAX_NAME]
+        call_id, until_ms = call.correlation.call_id, self._parts.tasks.until_ms
+        facts = [call.ref.id, call_id, request.id, request.method, name, until_ms]
+        token = self._parts.ids.seal_call(caller.session.id, facts, caller.principal)
+        return call.position.event_id(token)
+
+    async def reopened(self, event_id: str, caller: SessionCaller) -> OpenCall:
+        """Return the call to which an event belongs.
+
+        Raises:
+            InvalidRequest: the id does not belong to this session, or has expired.
+            Unavailable: the task cannot be read now.
+        """
+        refused = InvalidRequest("Last-Event-ID is unknown in this session, or too old; call again")
+        facts, position = self._opened(event_id, caller)
+        if facts is None or position is None:
+            raise refused
+        task_id, call_id, request_id, method, name, _ = facts
+        ref = self._parts.tasks.ref_of(caller.principal, task_id)
+        record, work = await self._parts.tasks.whole(ref)
+        if record is None or record.call_id != call_id:
+            raise refused
+        if work is None:
+            params = {"uri" if method == "resources/read" else "name": name}
+            return OpenCall(ref, Request(request_id, method, params), position)
+        params, scopes = _decode_call(work.call)
+        return OpenCall(ref, Request(request_id, method, params), position, scopes)
+
+    def until_ms(self, event_id: str, caller: SessionCaller) -> int:
+        """Return the end of the wait for answers after an event, in milliseconds since the epoch; 0
+        if the id does not belong to this session. Does not read the store."""
+        facts, _ = self._opened(event_id, caller)
+        return 0 if facts is None else int(facts[-1])
+
+    def _opened(
+        self, event_id: str, caller: SessionCaller
+    ) -> tuple[list[Any] | None, AskedSoFar | None]:
+        token, *rest = event_id.rsplit(".", 2)
+        facts = self._parts.ids.open_call(token, caller.session.id, caller.principal)
+        if not isinstance(facts, list) or len(facts) != 6:
+            return None, None
+        mark, number = rest
+        is_number = number.isascii() and number.isdigit() and len(number) <= 4
+        return facts, AskedSoFar(mark, int(number)) if is_number else None
 
     def inbound(self, request: Request, caller: SessionCaller) -> Inbound:
         """Validate a request of a session; raise MethodNotFound or InvalidParams."""
         session = caller.session
         declared = ClientCapabilities(session.capabilities)
-        features = self._methods[session.revision].features
+        features = self._parts.methods[session.revision].features
         return make_inbound(request, caller.revision, declared, session.client_info, features)
 
 
@@ -423,18 +541,41 @@ async def _known(event_id: str) -> str:
     return event_id
 
 
-def cancel_key(session: SessionFacts, request_id: RequestId) -> str:
-    """Return the key of the row that cancels a call without a task."""
-    return f"cancel.{session.id}.{json.digest(request_id)}"
+def _check_askable(method: str, stream: RequestStream) -> None:
+    """Raise ToolError if the client cannot be asked on this stream."""
+    if not stream.can_tell or (stream.is_finite and method != "tools/call"):
+        raise ToolError(
+            "This call must ask the user a question, but this client cannot be asked: it must accept "
+            "event streams and resume them, as clients of revision 2025-11-25 do"
+        )
 
 
-def _new_call(request: Request, caller: SessionCaller, correlation: Correlation) -> NewCall:
-    principal = caller.principal
-    return NewCall(
-        caller.session.id,
-        request.id,
-        principal,
-        target_name(request) or request.method,
-        call_bytes(request, principal.scopes),
-        correlation.call_id,
-    )
+def _read_answers(
+    state: CallState, stored: Mapping[str, bytes], revision: OlderRevision
+) -> dict[str, dict[str, Any]]:
+    """Return the answers to the questions of a state by key, in the form of the engine.
+
+    Raises:
+        ToolError: the client could not answer one of them.
+    """
+    answers = {}
+    for (key, request), name in zip(state.requests.items(), state.names, strict=True):
+        answer = json.decode(stored[name])
+        if (error := answer.get("error")) is not None:
+            message = error.get("message")
+            reason = message[:MAX_MESSAGE] if isinstance(message, str) else "no reason given"
+            raise ToolError(f"The client could not answer the question {key!r}: {reason}")
+        params = request.get("params", {})
+        answers[key] = answer_from_result(revision, request["method"], params, answer["result"])
+    return answers
+
+
+def _call_bytes(request: Request, scopes: frozenset[str]) -> bytes:
+    """Encode a request for its task."""
+    return json.encode([request.params, sorted(scopes)])
+
+
+def _decode_call(data: bytes) -> tuple[dict[str, Any], frozenset[str]]:
+    """Decode the params and scopes of the request that a task stores."""
+    params, scopes = json.decode(data)
+    return params, frozenset(scopes)

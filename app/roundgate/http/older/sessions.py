@@ -1,4 +1,5 @@
-"""The changes that a session may make: its log level, its subscriptions, its end.
+"""The callers of requests in sessions, and the changes that a session may make: its log level, its
+subscriptions, its end.
 
 The session id holds the session itself; only its changes are stored. Each caller has at most
 `BUCKETS` rows, each with the latest `PER_BUCKET` sessions that changed anything, which bounds the
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 
 from roundgate import json
 from roundgate.auth import Principal
-from roundgate.clock import Clock
+from roundgate.clock import Clock, Deadline
 from roundgate.errors import (
     InvalidParams,
     ParseError,
@@ -34,11 +35,12 @@ from roundgate.errors import (
     SessionNotFound,
     Unavailable,
 )
-from roundgate.http.older.caller import SessionCaller
-from roundgate.http.older.patient import RowPatience
 from roundgate.methods.parts import CurrentMethods
+from roundgate.observability.tracing import TracedTransport
 from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
+from roundgate.protocol.v2025 import REVISIONS, OlderRevision
 from roundgate.storage import RowsOf, write_row
+from roundgate.storage.patience import RowPatience
 from roundgate.tokens.ids import SessionFacts
 
 BUCKETS: Final = 64
@@ -55,6 +57,36 @@ clocks of replicas differ."""
 DEFAULT_LEVEL: Final = "info"
 """The level of a session that has not set one."""
 _TRIES: Final = 20
+
+
+class SessionCaller(Struct, frozen=True):
+    """The caller of a request in a session, with the deadline that the environment sets."""
+
+    session: SessionFacts
+    principal: Principal
+    deadline: Deadline
+    remaining_ms: float | None
+    """Milliseconds that the environment gave the request; `None` without a limit."""
+    transport: TracedTransport
+    """The HTTP exchange of the request, for spans."""
+    address: str = ""
+    """The address from which the request came."""
+
+    @property
+    def revision(self) -> OlderRevision:
+        """The session's revision."""
+        return REVISIONS[self.session.revision]
+
+    @property
+    def is_nearly_over(self) -> bool:
+        """Return whether less than half of the request's time is left. The next round then gets a
+        new request."""
+        left_ms = self.deadline.remaining_ms()
+        return (
+            left_ms is not None
+            and self.remaining_ms is not None
+            and left_ms < self.remaining_ms / 2
+        )
 
 
 class SessionState(Struct, frozen=True):

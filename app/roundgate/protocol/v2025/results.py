@@ -1,7 +1,7 @@
 """The results of these revisions, in their shapes and without cache hints.
 
 These revisions have no result that asks for input. `Results.input_required` writes one for the
-gateway itself, which asks the client on the stream of the call (`roundgate.http.older.asking`).
+gateway itself, which asks the client on the stream of the call (`roundgate.http.older.calls`).
 """
 
 from __future__ import annotations

@@ -13,11 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from roundgate.backends.mcp import calls, held_rows, held_sessions
+from roundgate.backends.mcp import calls, held_sessions
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.client import DECLINE, VERSIONS, Client, link
 from roundgate.errors import QuotaExceeded, StoreAway
 from roundgate.main import build_app
+from roundgate.tasks.events import Finish
+from roundgate.tasks.stored import StoredTasks
 from tests.support import wire
 from tests.support.asgi import Client as Mcp
 from tests.support.asgi import Exchange, client, config_of, stoppable
@@ -114,7 +116,7 @@ async def test_clients_of_every_revision_answer_at_replicas_in_turn(
 async def test_a_killed_holder_ends_the_call_with_an_honest_error(tmp_path: Path) -> None:
     async with older_server(tmp_path) as up:
         # a round ends before the holder counts as dead
-        limits = {"call_timeout_s": 8}
+        limits = {"call_timeout_s": 5}
         with gateways(tmp_path, up.entry, limits=limits) as (holder, other):
             async with httpx.AsyncClient(timeout=60) as http:
                 one, two = Mcp(http, f"{holder.url}/mcp"), Mcp(http, f"{other.url}/mcp")
@@ -299,21 +301,19 @@ async def test_a_fault_of_the_gateway_ends_a_held_call_at_once(
 async def test_an_outcome_that_cannot_be_stored_now_is_not_lost_in_silence(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, faults = (
-        held_rows.CallRows.put_outcome,
-        [StoreAway("away") if fault == "away" else QuotaExceeded(9)],
-    )
+    write = StoredTasks.write
+    faults = [StoreAway("away") if fault == "away" else QuotaExceeded(9)]
 
-    async def put_outcome(box: Any, number: int, outcome: Any) -> None:
-        if faults:
+    async def write_later(tasks: Any, lease: Any, event: Any, now_ms: int) -> None:
+        if faults and isinstance(event, Finish):
             raise faults.pop()
-        await put(box, number, outcome)
+        await write(tasks, lease, event, now_ms)
 
     async with asking(tmp_path, Asking()) as (server, a), client(a) as one:
         entry = {"kind": "mcp", "name": "up", "url": server.url}
         async with replica(tmp_path, entry) as b, client(b) as two:
             asked = await call(one, "t")
-            monkeypatch.setattr(held_rows.CallRows, "put_outcome", put_outcome)
+            monkeypatch.setattr(StoredTasks, "write", write_later)
             ended = said(await again(two, "t", asked, ADA))
     assert ended == "done" if fault == "away" else "max_stored_bytes" in ended
 
