@@ -14,6 +14,7 @@ from roundgate.auth import LocalVerifier
 from roundgate.errors import ConfigError
 from roundgate.main import build_app, create_app
 from roundgate.settings.process import Settings
+from roundgate.tokens.keys import parse
 from tests.support import root_logger, wire
 from tests.support.asgi import STATE_KEY, Client, built, client, config_file, gateway
 from tests.support.functions import EVERYTHING, add
@@ -24,7 +25,7 @@ async def test_health_is_told_without_any_header() -> None:
         response = await mcp.http.get("/healthz")
     assert (response.status_code, response.json()) == (
         200,
-        {"status": "ok", "name": "shop", "version": "7"},
+        {"status": "ok", "name": "shop", "version": "7", "keys": [parse(STATE_KEY, "")[0].id]},
     )
 
 

@@ -175,6 +175,7 @@ def _read_health(replica: Replica) -> Health:
         name=server.name,
         version=server.version,
         store=replica.core.stores.facts.id(),
+        keys=replica.ring.ids(),
         missing=list(replica.core.serving.catalog.missing) or None,
         upstreams=[_read_upstream(state) for state in replica.core.serving.now.servers()] or None,
         troubles=troubles or None,

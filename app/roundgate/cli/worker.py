@@ -27,6 +27,7 @@ from roundgate.cli.arguments import (
 )
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.observability.metrics import ForwardedMetrics
 from roundgate.runtime import startup
 from roundgate.runtime.reload import Reloader
 from roundgate.settings import Settings
@@ -49,6 +50,7 @@ def declare(commands: Commands) -> None:
     flag(worker, "--reload", "watch gateway.yaml and its modules, and use their changes")
     # passed by a worker to the process that it starts for a suspect task
     worker.add_argument("--suspect", type=task_ref, help=argparse.SUPPRESS)
+    worker.add_argument("--counts", type=int, help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,13 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
     """
     into_environment(arguments)
     using, file = startup.read_configuration(os.environ)
-    parts = startup.build_core(file, using, Clock(), role="worker")
+    metrics = None if arguments.counts is None else ForwardedMetrics(arguments.counts)
+    parts = startup.build_core(file, using, Clock(), role="worker", metrics=metrics)
     if parts.trail is not None:
         parts.trail.open()
     if arguments.suspect is None:
         asyncio.run(_work(parts, file, using))
     else:
-        asyncio.run(_work_alone(parts, file.config, using, arguments.suspect))
+        try:
+            asyncio.run(_work_alone(parts, file.config, using, arguments.suspect))
+        except Exception as error:  # a line of the log instead of a raw traceback
+            log.error("the process of a suspect failed", exc_info=error)
+            return 1
     return 0
 
 

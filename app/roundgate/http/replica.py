@@ -75,7 +75,7 @@ class Replica:
         self._using = using
         self._clock = clock
         self._owns_process = owns_process
-        ring = make_ring(file.config, using, clock)
+        self.ring = ring = make_ring(file.config, using, clock)
         self._watch = Watch(
             file.config.tasks.poll_interval_ms / 1000,
             lambda refs: core.stores.tasks.glance(refs, clock.now_ms()),

@@ -96,6 +96,9 @@ class Health(BaseModel):
     store: str | None = Field(
         None, description="The id of the SQLite file or PostgreSQL database, once it is open."
     )
+    keys: list[str] | None = Field(
+        None, description="The ids of the state keys; the first one seals."
+    )
     missing: list[str] | None = Field(
         None, description="Back ends that are configured and could not be loaded."
     )

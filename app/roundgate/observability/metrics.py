@@ -11,17 +11,23 @@ embedded metric format make CloudWatch's metrics.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
+from roundgate import json
 from roundgate.clock import Clock
 from roundgate.observability.conventions import DURATIONS_S, HTTP_DURATIONS_S
 
 NAMESPACE: Final = "roundgate"
 """The namespace of CloudWatch's metrics."""
 FLOW: Final = ("created", "claimed", "ended")
+FORWARDED: Final = ("claimed", "entered", "ended", "turn", "taken_over", "called", "refused")
+"""The methods of `Metrics` that the process of a suspect has its parent call."""
 CallOutcome: TypeAlias = Literal["ok", "tool_error", "refused", "timeout", "unavailable", "fault"]
 """How a tool's call ended: `tool_error` is the tool's own failure, `refused` a refusal by its schema
 or a rule, `unavailable` a back end that failed or did not answer, `fault` an unexpected
@@ -92,6 +98,9 @@ class Instruments:
         self.auth_refused = count(
             "roundgate.auth.refused", "Requests whose caller was not authenticated or not allowed"
         )
+        self.seals_refused = count(
+            "roundgate.seals.refused", "Sealed values that could not be opened, by key"
+        )
         self.dropped = count(
             "roundgate.answers.dropped", "Answers dropped because nobody reads them"
         )
@@ -149,6 +158,13 @@ def count_auth_refused(reason: str) -> None:
     """Record that a request was refused because of its caller."""
     if made := instruments():
         made.auth_refused.add(1, {"reason": reason})
+
+
+def count_seal_refused(key: str) -> None:
+    """Record that a sealed value could not be opened. `key` is the id of a key of the ring, or
+    "unknown"."""
+    if made := instruments():
+        made.seals_refused.add(1, {"key": key})
 
 
 class Metrics:
@@ -229,6 +245,15 @@ class Metrics:
         if made := instruments():
             made.takeovers.add(1, {"gen_ai.tool.name": tool})
 
+    def record_forwarded(self, lines: bytes) -> None:
+        """Record the metrics that the process of a suspect has written; skip a line that its death
+        has cut off."""
+        for line in lines.splitlines():
+            with suppress(ValueError):
+                name, *facts = json.decode(line)
+                if name in FORWARDED:
+                    getattr(self, name)(*facts)
+
     def take_flow(self) -> dict[str, int]:
         """Return the numbers of tasks that this process has created, claimed and ended since the
         last call."""
@@ -279,6 +304,19 @@ class Metrics:
         """Record that a host's circuit has opened or closed."""
         if made := instruments():
             made.circuit.set(int(is_open), {"backend": backend, "host": host})
+
+
+class ForwardedMetrics(Metrics):
+    """The metrics of a process that runs one suspect. It writes them to a pipe for its parent, which
+    records them (`Metrics.record_forwarded`)."""
+
+    def __init__(self, pipe: int) -> None:
+        super().__init__()
+        for name in FORWARDED:
+            setattr(self, name, partial(self._forward, pipe, name))
+
+    def _forward(self, pipe: int, name: str, *facts: str | float | None) -> None:
+        os.write(pipe, json.encode([name, *facts]) + b"\n")
 
 
 def embedded(

@@ -216,7 +216,7 @@ class Core(Struct, frozen=True):
             stores.metrics,
             stop_grace_s=stop_grace_s,
             share=None if config.auth == "none" else tasks.share,
-            children=Children(child_command()) if owns_process else None,
+            children=Children(child_command(), self.stores.metrics) if owns_process else None,
             watchdog=self.watchdog(worker, config, clock) if owns_process else None,
         )
 
@@ -291,10 +291,11 @@ def build_core(
     *,
     role: str = "gateway",
     loaded: Loaded | None = None,
+    metrics: Metrics | None = None,
 ) -> Core:
     """Load the configuration, unless it is `loaded`, and make the stores. Also make the AWS clients,
     unless the process starts on demand for a waiting caller. `role` names the process in the audit
-    log.
+    log. `metrics` counts the operations on tasks.
 
     Raises:
         ConfigError: as for `build_app`.
@@ -305,7 +306,8 @@ def build_core(
     else:
         trail = loaded.trail
     most_stored = file.config.limits.max_stored_bytes
-    stores = stores or make_stores(using, clock, file.config.tasks.shards, most_stored, trail)
+    shards = file.config.tasks.shards
+    stores = stores or make_stores(using, clock, shards, most_stored, trail, metrics)
     loaded = loaded or load(file, using, trail, stores.sessions)
     serving = Serving(loaded.snapshot)
     accounts = stores.accounts or Accounts(stores.sessions, clock, most_stored)
@@ -356,6 +358,7 @@ def make_stores(
     shards: int = 8,
     most_stored: int | None = None,
     trail: Trail | None = None,
+    metrics: Metrics | None = None,
 ) -> Stores:
     """Return the stores that the settings name, without connecting them. Check the version of an
     existing SQLite file.
@@ -367,6 +370,7 @@ def make_stores(
         most_stored: the maximum number of stored bytes of one caller; `None` for an operator's
             commands.
         trail: the audit log, if there is one.
+        metrics: counts the operations on tasks; by default those of this process.
 
     Raises:
         ConfigError: the settings contradict each other, or this version cannot use the file.
@@ -380,7 +384,7 @@ def make_stores(
     ports: Ports = import_module(kind.module).open_store(opening)
     sessions, task_queue = timed(ports.sessions, "sessions"), timed(ports.queue, "queue")
     accounts = None if most_stored is None else Accounts(sessions, clock, most_stored)
-    metrics = Metrics(using.on_function, clock)
+    metrics = metrics or Metrics(using.on_function, clock)
     tasks = StoredTasks(timed(ports.tasks, "tasks"), task_queue, metrics, accounts, trail)
     facts = ports.facts
     if queue is not None:
@@ -431,8 +435,17 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
     from roundgate import aws
 
     if secret is not None:
-        return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws.client), using, clock)
-    return _kept_at_aws(lambda: keys.from_kms(str(encrypted), aws.client), using, clock)
+
+        def read() -> Sequence[Key]:
+            return keys.from_secrets_manager(secret, aws.client)
+
+        # on Lambda on demand, because a function outlives snapshots
+        return keys.Refreshed(read, clock, () if using.on_lambda else read())
+
+    def decrypt() -> Sequence[Key]:
+        return keys.from_kms(str(encrypted), aws.client)
+
+    return keys.Refreshed(decrypt, clock) if using.on_lambda else decrypt()
 
 
 def require_one_host(using: Settings) -> None:
@@ -448,9 +461,3 @@ def require_one_host(using: Settings) -> None:
         )
         message = "is not set, and replicas need a shared key to open each other's sealed state"
         raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
-
-
-def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
-    """Return the keys. On Lambda, read them on demand and at intervals, because a function outlives
-    key rotations and snapshots."""
-    return keys.Refreshed(load, clock) if using.on_lambda else load()

@@ -60,6 +60,8 @@ PATIENT_LEASES: Final = 2
 HANGING_S: Final = 5.0
 """The time in seconds after which a process is ended whose handlers do not end."""
 
+MAX_COUNTS: Final = 65_536
+"""The maximum size of the counts of one suspect in bytes, which the pipe keeps."""
 MAX_WAITING: Final = 100
 """The maximum number of suspects in the quarantine. The sweep sends further suspects again."""
 END_GRACE_S: Final = 5.0
@@ -113,11 +115,14 @@ def child_command() -> list[str]:
 class Children:
     """Runs each suspect in a process of its own.
 
-    The standard input of each process is an empty pipe that closes when this process ends.
+    The standard input of each process is an empty pipe that closes when this process ends. The
+    process exports no metrics, because its port would be this process's; it reports what it counts
+    on another pipe.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], metrics: Metrics | None = None) -> None:
         self._command = command
+        self._metrics = metrics or Metrics()
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
 
@@ -129,16 +134,26 @@ class Children:
         """
         if self._stopping.is_set():
             return
-        process = await asyncio.create_subprocess_exec(
-            *self._command, "--suspect", str(ref), stdin=asyncio.subprocess.PIPE
-        )
-        self._running.add(process)
-        if self._stopping.is_set():
-            self._send(signal.SIGTERM)
-        try:
-            status = await process.wait()
-        finally:
-            self._running.discard(process)
+        reports, end = os.pipe()
+        with os.fdopen(reports, "rb", buffering=0) as counts:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(*self._command, "--suspect", str(ref), "--counts", str(end)),
+                    stdin=asyncio.subprocess.PIPE,
+                    pass_fds=[end],
+                    env={**os.environ, "OTEL_METRICS_EXPORTER": "none"},
+                )
+            finally:
+                os.close(end)
+            self._running.add(process)
+            if self._stopping.is_set():
+                self._send(signal.SIGTERM)
+            try:
+                status = await process.wait()
+            finally:
+                self._running.discard(process)
+            os.set_blocking(reports, False)  # a process that it left behind may hold the pipe
+            self._metrics.record_forwarded(counts.read(MAX_COUNTS) or b"")
         if status:
             fields = {"task": str(ref), "status": status}
             log.warning(
@@ -172,8 +187,8 @@ async def run_suspect(worker: Worker, ref: TaskRef, stop: asyncio.Event, grace_s
         await asyncio.wait([turn], timeout=grace_s)
         turn.cancel()
         await asyncio.wait([turn], timeout=END_GRACE_S)
-    if turn.done() and not turn.cancelled() and (error := turn.exception()) is not None:
-        log.error("a suspect task failed", exc_info=error)
+    if turn.done() and not turn.cancelled() and isinstance(error := turn.exception(), Exception):
+        _trouble("a suspect", error)
 
 
 class Pool:

@@ -17,7 +17,9 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, Final, TypeAlias, TypeVar, overload
+from weakref import ref
 
 from roundgate.clock import Clock
 from roundgate.errors import ConfigError, Problem, Unavailable
@@ -132,13 +134,23 @@ class Refreshed(Sequence[Key]):
 
     If reading them again fails, the earlier keys stay in use. If the first reading fails,
     `Unavailable` is raised.
+
+    Args:
+        load: reads the keys.
+        clock: the clock of the process.
+        keys: the keys of a server, which are read by now. A thread reads them again, so that no
+            request waits, and a server without requests misses no rotation.
     """
 
-    def __init__(self, load: Callable[[], Sequence[Key]], clock: Clock) -> None:
+    def __init__(
+        self, load: Callable[[], Sequence[Key]], clock: Clock, keys: Sequence[Key] = ()
+    ) -> None:
         self._load = load
         self._clock = clock
-        self._keys: Sequence[Key] = ()
-        self._read_ms = -math.inf
+        self._keys = keys
+        self._read_ms = math.inf if keys else -math.inf
+        if keys:
+            Thread(target=_keep_fresh, args=[ref(self)], name="state keys", daemon=True).start()
 
     def __len__(self) -> int:
         return len(self._current())
@@ -153,14 +165,27 @@ class Refreshed(Sequence[Key]):
     def _current(self) -> Sequence[Key]:
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._read_ms > REFRESH_MS:
-            try:
-                self._keys = self._load()
-            except ConfigError as error:
-                log.error("the state keys cannot be read: %s", error)
-                if not self._keys:
-                    raise Unavailable("The keys of requestState cannot be read just now") from error
+            self.read()
             self._read_ms = now_ms
         return self._keys
+
+    def read(self) -> None:
+        """Read the keys again. Raise Unavailable if that fails and there are no earlier ones."""
+        try:
+            self._keys = self._load()
+        except ConfigError as error:
+            log.error("the state keys cannot be read: %s", error)
+            if not self._keys:
+                raise Unavailable("The keys of requestState cannot be read just now") from error
+
+
+def _keep_fresh(ring: ref[Refreshed]) -> None:
+    pause = Event()
+    while (keys := ring()) is not None:
+        del keys
+        pause.wait(REFRESH_MS / 1000)
+        if (keys := ring()) is not None:
+            keys.read()
 
 
 def from_kms(ciphertexts: str, client: Client) -> list[Key]:

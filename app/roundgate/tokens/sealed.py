@@ -26,8 +26,9 @@ from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from roundgate.auth import Principal
-from roundgate.errors import Inside
+from roundgate.errors import Inside, Unavailable
 from roundgate.json import digest
+from roundgate.observability.metrics import count_seal_refused
 
 if TYPE_CHECKING:
     # imported when the first state is sealed or opened, which makes other cold starts 30 ms faster
@@ -99,6 +100,7 @@ class KeyRing(Struct, frozen=True):
         key_id, _, text = rest.partition(".")
         key = next((key for key in self.keys if key.id == key_id), None)
         if version != VERSION or key is None:
+            count_seal_refused("unknown")
             raise SealBroken("unknown version or key")
         sealed = _decode(text)
         if len(sealed) < _NONCE_BYTES + _TAG_BYTES:
@@ -107,9 +109,17 @@ class KeyRing(Struct, frozen=True):
             cipher = _cipher(key.secret, owner)
             return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], self._bound(key.id))
         except InvalidTag:
+            count_seal_refused(key.id)
             raise SealBroken(
                 "changed in transit, or sealed for another caller or audience"
             ) from None
+
+    def ids(self) -> list[str] | None:
+        """Return the ids of the keys, the one that seals first; `None` if they cannot be read."""
+        try:
+            return [key.id for key in self.keys]
+        except Unavailable:
+            return None
 
     def of_view(self, view: str) -> KeyRing:
         """Return a ring with the same keys for one view."""

@@ -24,6 +24,7 @@ from roundgate.tasks.turn import TurnResult
 from roundgate_aws.worker import WorkerFunction
 from tests.support.postponing import postpone
 from tests.support.tasks import Shared, Workshop
+from tests.support.telemetry import recorded
 from tests.support.worker import working
 
 Share = Callable[..., Shared]
@@ -149,12 +150,19 @@ async def test_each_suspect_runs_in_a_process_of_its_own(
     share: Share, environment: dict[str, str]
 ) -> None:
     shop = share(Clock()).workshop(innocent=None)
-    children = Children(child_command())
+    metrics = Metrics()
+    children = Children(child_command(), metrics)
     refs = [
         await suspected(shop, await shop.begin("innocent", number=number)) for number in range(2)
     ]
-    for ref in refs:
-        await children.run(ref)
+    with recorded() as telemetry:
+        for ref in refs:
+            await children.run(ref)
+        counted = telemetry.points("roundgate.tasks.ended", outcome="ok")
+        turns = telemetry.points("roundgate.tasks.turn.duration")
+    assert [point.value for point in counted] == [2], "the parent counts the tasks"
+    assert [point.count for point in turns] == [2]
+    assert metrics.take_flow() == {"created": 0, "claimed": 2, "ended": 2}
     assert [(await shop.record(ref)).status for ref in refs] == [Status.COMPLETED] * 2
     pids = {line[0] for line in effects(environment)}
     assert len(pids) == 2

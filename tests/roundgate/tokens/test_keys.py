@@ -8,6 +8,8 @@ import os
 import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -220,3 +222,20 @@ def test_keys_that_were_never_read_are_a_503_that_tells_nothing() -> None:
 
 def test_a_key_may_come_without_its_padding() -> None:
     assert keys.parse(GOOD.rstrip("="), "test") == keys.parse(GOOD, "test")
+
+
+def test_a_server_reads_its_keys_again_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "REFRESH_MS", 10)
+    rings = iter([[Key(b"b" * 32)], [Key(b"c" * 32)]])
+    both_read = threading.Event()
+
+    def load() -> Sequence[Key]:
+        ring = next(rings, None)
+        if ring is None:
+            both_read.set()
+            raise ConfigError([])
+        return ring
+
+    ring = KeyRing(keys.Refreshed(load, FixedClock(), [Key(b"a" * 32)]))
+    assert both_read.wait(60)
+    assert ring.ids() == [Key(b"c" * 32).id]

@@ -88,11 +88,13 @@ class PostgresDatabase:
                     connection = await pool.acquire()
                 try:
                     rows: list[Any] = await connection.fetch(statement, *values)
-                except asyncpg.ReadOnlySQLTransactionError:  # the server has become a standby
-                    await pool.expire_connections()
+                except BaseException as error:
+                    with suppress(*_FAILED):  # an error of the cleanup would replace the first
+                        if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                            await pool.expire_connections()  # the server has become a standby
+                        await pool.release(connection, timeout=CONNECT_S)
                     raise
-                finally:
-                    await pool.release(connection, timeout=CONNECT_S)
+                await pool.release(connection, timeout=CONNECT_S)
             except _FAILED as error:
                 if _is_of_value(error):  # the message contains the value
                     raise ValueError("PostgreSQL cannot store a value of this write") from None
@@ -100,7 +102,9 @@ class PostgresDatabase:
                 if not attempts_left or not (is_safe or isinstance(error, _ROLLED_BACK)):
                     raise self._unavailable(error) from error
             else:
-                self._trouble = None
+                if self._trouble is not None:
+                    log.info("the database answers again")
+                    self._trouble = None
                 return rows
         raise AssertionError("the last attempt returns or raises")
 
