@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from roundgate.errors import (
     ArgumentsRefused,
     BackendError,
     CallTimeout,
+    Draining,
     NoAnswer,
     ServerRefused,
     ToolError,
@@ -124,23 +126,23 @@ def test_a_function_logs_each_failed_call_and_the_others_once_a_minute(
 ) -> None:
     clock = FixedClock()
     using = Metrics("gateway", clock)
-    told: list[tuple[str, int, int]] = []
 
-    def call(backend: str, outcome: CallOutcome) -> list[tuple[str, int, int]]:
+    def call(backend: str, outcome: CallOutcome) -> list[dict[str, Any]]:
         caplog.clear()
         using.called("pay", backend, outcome)
         fields = [record.__dict__["fields"] for record in caplog.records]
-        return [(one["backend"], one["tool_calls"], one["tool_failures"]) for one in fields]
+        names = ("tool_calls", "tool_failures", "backend")
+        return [{name: one[name] for name in names if name in one} for one in fields]
 
-    assert call("shop", "ok") == [("shop", 1, 0)]  # at once, so that there is a metric
-    for outcome in ("ok", "tool_error", "refused"):
-        assert call("bank", outcome) == told
-    assert call("shop", "unavailable") == [("bank", 3, 0), ("shop", 1, 1)]
-    assert call("shop", "fault") == [("shop", 1, 1)]
-    clock.set(60)
-    assert call("bank", "ok") == [("bank", 1, 0)]
+    for outcome in ("ok", "tool_error", "refused", "draining"):
+        assert call("bank", outcome) == []
+    failed = {"tool_failures": 1, "backend": "shop"}
+    assert call("shop", "unavailable") == [failed, {"tool_calls": 5}]
+    assert call("shop", "fault") == [failed, {"tool_calls": 1}]
     (directive,) = caplog.records[0].__dict__["fields"]["_aws"]["CloudWatchMetrics"]
     assert directive["Dimensions"] == [["function"], ["function", "backend"]]
+    clock.set(60)
+    assert call("bank", "ok") == [{"tool_calls": 1}]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,7 @@ def test_a_function_logs_each_failed_call_and_the_others_once_a_minute(
         (Failed(BackendError("busy", reason="upstream 429")), "unavailable"),
         (Failed(NoAnswer("away", "ConnectError")), "unavailable"),
         (Failed(Unavailable("the store is away")), "unavailable"),
+        (Failed(Draining()), "draining"),
         (Failed(ZeroDivisionError()), "fault"),
     ],
 )

@@ -28,10 +28,12 @@ NAMESPACE: Final = "roundgate"
 FLOW: Final = ("created", "claimed", "ended")
 FORWARDED: Final = ("claimed", "entered", "ended", "turn", "taken_over", "called", "refused")
 """The methods of `Metrics` that the process of a suspect has its parent call."""
-CallOutcome: TypeAlias = Literal["ok", "tool_error", "refused", "timeout", "unavailable", "fault"]
+CallOutcome: TypeAlias = Literal[
+    "ok", "tool_error", "refused", "draining", "timeout", "unavailable", "fault"
+]
 """How a tool's call ended: `tool_error` is the tool's own failure, `refused` a refusal by its schema
-or a rule, `unavailable` a back end that failed or did not answer, `fault` an unexpected
-exception."""
+or a rule, `draining` the stop of the process, `unavailable` a back end that failed or did not
+answer, `fault` an unexpected exception."""
 FAILURES: Final = frozenset({"timeout", "unavailable", "fault"})
 """The outcomes that an operator has to look into."""
 COUNTED_MS: Final = 60_000
@@ -175,8 +177,8 @@ class Metrics:
         self._function = function
         self._clock = clock or Clock()
         self._flow: Counter[str] = Counter()
-        self._calls: Counter[str] = Counter()
-        self._counted_ms = 0
+        self._calls = 0
+        self._counted_ms = self._clock.now_ms()
 
     @property
     def are_recorded(self) -> bool:
@@ -191,17 +193,16 @@ class Metrics:
             made.calls.add(1, {"gen_ai.tool.name": tool, "backend": backend, "outcome": outcome})
 
     def _count_call(self, backend: str, *, failed: bool) -> None:
-        """Log the numbers of calls at a failure, and otherwise once a minute: a line for each call
-        would cost as much as the call's own line."""
-        self._calls[backend] += 1
+        """Log a failure at once, and the number of calls then or once a minute: a line for each call
+        would cost as much as the call's own line, and each metric of a back end $0.30 a month."""
+        self._calls += 1
         now_ms = self._clock.now_ms()
-        if not failed and now_ms - self._counted_ms < COUNTED_MS:
+        if failed:
+            self.embed("tool calls", {"tool_failures": 1}, {"backend": backend})
+        elif now_ms - self._counted_ms < COUNTED_MS:
             return
-        counted, self._calls, self._counted_ms = self._calls, Counter(), now_ms
-        for name, calls in counted.items():
-            failures = int(failed and name == backend)
-            fields = {"tool_calls": calls, "tool_failures": failures}
-            self.embed("tool calls", fields, {"backend": name})
+        calls, self._calls, self._counted_ms = self._calls, 0, now_ms
+        self.embed("tool calls", {"tool_calls": calls})
 
     def created(self, tool: str) -> None:
         """Record a new task."""

@@ -130,6 +130,8 @@ def call_outcome(outcome: Completed[Returned] | Failed) -> CallOutcome:
             return "refused"
         case Failed(ServerRefused()):
             return "tool_error"
+        case Failed(Draining()):
+            return "draining"
         case Failed(BackendError(reason=reason)):
             return "tool_error" if _OF_THE_SERVICE.match(reason or "") else "unavailable"
         case Failed(Unavailable()):

@@ -122,8 +122,9 @@ def _use(functions: Functions) -> None:
     functions.ask("http_api_v2", "tasks/update", answers)
     work(asking)
     functions.ask("http_api_v2", "tasks/cancel", {"taskId": unwanted})
-    for _ in range(2):
-        functions.ask("http_api_v2", "tools/call", {"name": "large", "arguments": {"megabytes": 0}})
+    too_large = {"name": "large", "arguments": {"megabytes": 10**18}}
+    for _ in range(2):  # the first one fails, the second one is beyond the limit
+        functions.ask("http_api_v2", "tools/call", too_large)
     functions.worker(recorded("schedule"), LambdaContext())
 
 
