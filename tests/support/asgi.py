@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Self
 
 import httpx
 from fastapi import FastAPI
+from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from roundgate.config import ConfigFile, validated

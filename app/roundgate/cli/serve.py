@@ -9,11 +9,11 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from math import ceil
 from typing import Any, Final
 
 import uvicorn
+from msgspec.structs import replace
 from uvicorn.supervisors import Multiprocess
 
 from roundgate.cli.arguments import (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -32,7 +31,7 @@ _SWITCH: Final = ("false", "true")
 _NUMBERS: Final = ("store_connections", "drain_s")
 _SECRETS: Final = ("state_keys", "store")
 """The fields whose text may be in a file, such as a mounted secret: `GATEWAY_STORE_FILE` names the
-file with the text of `GATEWAY_STORE`."""
+file with the text of `GATEWAY_STORE`. The text of settings omits them."""
 _FILE_REMEDY: Final = "name a file with the secret that the user of this process may read"
 _CHOICES: Final[Mapping[str, Sequence[str]]] = {
     "listen": get_args(Mode),
@@ -111,8 +110,7 @@ _PATTERNS: Final = {
 """The pattern, message and remedy of each field."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """The settings in the environment, one field for each variable (`roundgate docs
     configuration`)."""
 
@@ -130,7 +128,7 @@ class Settings:
     show_errors: Mode = "auto"
     """GATEWAY_SHOW_ERRORS: whether callers see the messages of unexpected exceptions. auto: only
     with `serve` on loopback."""
-    state_keys: str | None = field(default=None, repr=False)
+    state_keys: str | None = None
     """GATEWAY_STATE_KEYS: 32-byte keys for requestState, in base64, separated by commas. The first
     key seals; all open."""
     state_keys_file: str | None = None
@@ -140,7 +138,7 @@ class Settings:
     GATEWAY_STATE_KEYS."""
     state_keys_kms: str | None = None
     """GATEWAY_STATE_KEYS_KMS: data keys encrypted by AWS KMS, in base64, separated by commas."""
-    store: str = field(default=DEFAULT_STORE, repr=False)  # may have a password
+    store: str = DEFAULT_STORE
     """GATEWAY_STORE: the store of tasks and other rows: sqlite:///path, postgresql://… or
     dynamodb://table."""
     store_connections: int = 10
@@ -168,6 +166,10 @@ class Settings:
     on_demand: bool = False
     """Whether a caller waits while this process starts: on AWS Lambda without provisioned
     concurrency or a snapshot."""
+
+    def __repr__(self) -> str:
+        shown = (name for name in self.__struct_fields__ if name not in _SECRETS)
+        return f"Settings({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def grace_s(self) -> float:
@@ -238,9 +240,9 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         ConfigError: lists every invalid variable, with its possible values.
     """
     values: dict[str, Any] = {
-        setting.name: value
-        for setting in fields(Settings)
-        if (value := environ.get(_variable(setting.name)))
+        name: value
+        for name in Settings.__struct_fields__
+        if (value := environ.get(_variable(name)))
     }
     sources = {name: _variable(name) for name in values}
     problems = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
 import re
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from pydantic.fields import FieldInfo
 
 from roundgate import config
@@ -98,7 +98,7 @@ def test_each_variable_sets_its_field() -> None:
     expected = Settings(
         Path("/etc/gateway.yaml"), "https://mcp.example.com", "off", "warning", on_lambda=True
     )
-    assert from_environment(environ) == dataclasses.replace(
+    assert from_environment(environ) == structs.replace(
         expected, on_function="gateway", on_demand=True
     )
 
@@ -251,7 +251,7 @@ def test_every_variable_that_is_read_is_described_at_its_field() -> None:
         r"^    (\w+): .*\n    \"\"\"(GATEWAY_[A-Z_]+): ", inspect.getsource(settings), re.MULTILINE
     )
     assert [name for name, _ in described] == [
-        field.name for field in dataclasses.fields(Settings) if not field.name.startswith("on_")
+        name for name in Settings.__struct_fields__ if not name.startswith("on_")
     ]
     assert all(variable == f"GATEWAY_{name.upper()}" for name, variable in described)
 
@@ -366,7 +366,7 @@ def rows(text: str) -> dict[str, str]:
 
 def test_every_field_of_the_settings_is_in_the_documentation() -> None:
     assert re.findall(r"^\| `[A-Z_]+` \(`(\w+)`\) \|", part("## Environment"), re.MULTILINE) == [
-        field.name for field in dataclasses.fields(Settings)
+        *Settings.__struct_fields__
     ]
 
 

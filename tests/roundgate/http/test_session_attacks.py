@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from roundgate import Context, tool

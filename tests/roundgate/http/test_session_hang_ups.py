@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from roundgate import Context, ToolError, tool

@@ -7,12 +7,12 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from msgspec.structs import replace
 from pydantic import BaseModel
 
 from roundgate import Context, resource, tool

@@ -58,7 +58,7 @@ def test_the_environment_of_a_function_is_one_that_it_takes(
     unknown = [
         name
         for name in function.environment
-        if name.removeprefix("GATEWAY_").lower() not in Settings.__slots__
+        if name.removeprefix("GATEWAY_").lower() not in Settings.__struct_fields__
     ]
     assert unknown == []
 
