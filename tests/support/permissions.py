@@ -95,6 +95,7 @@ READING = "app/roundgate/settings/references.py"
 """What reads secrets of credentials, in both functions."""
 SERVERS_ALONE = (
     "app/roundgate/cli/tasks.py",
+    "app/roundgate_console/replicas.py",
     "app/roundgate_console/tasks.py",
     "app/roundgate/tasks/pool.py",
     "app/roundgate_testing/gateway.py",

@@ -76,7 +76,9 @@ def test_its_python_is_that_of_the_functions(steps: list[tuple[str, str]]) -> No
 def test_its_variables_are_ones_that_somebody_reads(steps: list[tuple[str, str]]) -> None:
     names = {name for name in environment(steps) if name.startswith(("GATEWAY_", "AWS_"))}
     ours = {name for name in names if name.startswith("GATEWAY_")}
-    assert {name.removeprefix("GATEWAY_").lower() for name in ours} <= set(Settings.__struct_fields__)
+    assert {name.removeprefix("GATEWAY_").lower() for name in ours} <= set(
+        Settings.__struct_fields__
+    )
     assert names - ours == ADAPTER_TAKES
 
 
