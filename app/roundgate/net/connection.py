@@ -104,9 +104,12 @@ class HttpConnection(asyncio.Protocol):
 
         Raises:
             httpx.LocalProtocolError: the request is not valid HTTP.
+            httpx.ConnectError: the connection is closed; nothing of the request has been sent.
             httpx.WriteTimeout: the service did not receive the request in time.
         """
         head, length = _head(request)
+        if self.is_closed:  # since it was opened
+            raise httpx.ConnectError("the service closed the connection before the request")
         timeouts = request.extensions.get("timeout", {})
         answer = HttpAnswer(self, timeouts.get("read"), has_body=request.method != "HEAD")
         self._answer, self._is_sending = answer, True

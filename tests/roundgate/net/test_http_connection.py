@@ -161,6 +161,21 @@ async def test_the_next_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPat
         assert (await client.get("http://service.example/")).text == "ok"
 
 
+@pytest.mark.parametrize("first", [b"220 ready", b""], ids=["a greeting", "its end"])
+async def test_a_request_is_not_sent_on_a_connection_that_ended_meanwhile(first: bytes) -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(first)
+        writer.close()
+
+    async def slow(event: str, info: object) -> None:
+        if event.endswith("send_request_headers.started"):
+            await asyncio.sleep(0.1)
+
+    async with serving(converse) as url, make_client(timeout_s=PATIENCE_S) as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get(url, extensions={"trace": slow})
+
+
 async def test_a_long_head_is_refused() -> None:
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
