@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from roundgate.aio.threads import ROOM as ROOM
+from roundgate.aio.threads import Room as Room
 from roundgate.aio.threads import Threads as Threads
 from roundgate.aio.threads import crowded_room as crowded_room
 from roundgate.aio.threads import in_thread as in_thread

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -34,17 +34,18 @@ class TaskWatch:
     """A context manager that runs `_watch` beside a block that takes longer than most, and may cancel
     the block at a deadline."""
 
+    _watcher: asyncio.Task[None] | None = None
+    _ticker: Ticker | None = None
+    _is_cancelled = False
+    _deadline: Deadline | None = None
+    _before: Callable[[], None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _is_late = False
+    _cancelling = 0
+    """The number of cancellations of the task before the time limit began."""
+
     def __init__(self) -> None:
         self._watched = asyncio.current_task()
-        self._watcher: asyncio.Task[None] | None = None
-        self._ticker: Ticker | None = None
-        self._is_cancelled = False
-        self._deadline: Deadline | None = None
-        self._before: Callable[[], None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_late = False
-        self._cancelling = 0
-        """The number of cancellations of the task before the time limit began."""
 
     def __enter__(self) -> Self:
         self._ticker = ticker()
@@ -236,7 +237,8 @@ def is_draining() -> bool:
 
 
 class InOwnContext(Generic[T]):
-    """An awaitable that runs a coroutine in a copy of the current context, in the current task.
+    """An awaitable that runs a coroutine in `context`, or in a copy of the current context, in the
+    current task.
 
     A replay does not run a step again. So a handler must not see context variables that a step has
     set, and the next run must not see those that the handler has set. Pipelined requests share the
@@ -245,9 +247,9 @@ class InOwnContext(Generic[T]):
 
     __slots__ = ("_context", "_coroutine")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], context: Context | None = None) -> None:
         self._coroutine = coroutine
-        self._context = copy_context()
+        self._context = copy_context() if context is None else context
 
     def __await__(self) -> Generator[Any, Any, T]:
         run, coroutine = self._context.run, self._coroutine

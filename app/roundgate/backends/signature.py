@@ -15,8 +15,8 @@ import inspect
 import json
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -66,7 +66,7 @@ from roundgate.protocol import (
     ToolResult,
 )
 from roundgate.protocol.content import Value
-from roundgate.replay import AnyContext, Context, DirectContext, SyncContext, run_of
+from roundgate.replay import AnyContext, Call, Context, SyncContext, run_of
 
 if TYPE_CHECKING:  # loaded only for rules
     from roundgate.backends.python_values import Names
@@ -166,7 +166,8 @@ class Signature(Struct, frozen=True, dict=True):
             ValueError: an argument is invalid (the message names each, with the reason), or
                 validation would take too many attempts.
         """
-        if self._readings.may_exceed(MAX_READINGS, arguments):
+        readings = self._readings
+        if not readings.are_few and readings.may_exceed(MAX_READINGS, arguments):
             raise ValueError(
                 f"validating them takes more than {MAX_READINGS:,} attempts; send less, or nest values less deeply"
             )
@@ -373,7 +374,7 @@ class ToolReturn(Struct, frozen=True):
         Raises:
             ValueError: the output schema is unusable.
         """
-        derive = _derive_common if annotation in _COMMON else _derive
+        derive = _derive_common if _is_common(annotation) else _derive
         adapter, schema = (None, None) if _is_content(annotation) else derive(annotation)
         schema = verbatim or schema
         return cls(adapter, schema, None if schema is None else Schema.compile(schema))
@@ -531,8 +532,15 @@ def _is_block_list(value: Any) -> bool:
 
 
 _COMMON: Final = (bool, int, float, dict, list)
-"""Return types whose conversion many tools share."""
 _NO_SCHEMA: Final = (inspect.Parameter.empty, Any, object, None, type(None), str, ToolResult)
+
+
+def _is_common(annotation: Any) -> bool:
+    """Return whether many tools may share the conversion of a return type: a plain type, or a list
+    or dict of plain types."""
+    if get_origin(annotation) in (list, dict):
+        return all(part is str or _is_common(part) for part in get_args(annotation))
+    return annotation in _COMMON
 
 
 def _is_content(annotation: Any) -> bool:
@@ -567,7 +575,7 @@ def _derive(annotation: Any) -> tuple[TypeAdapter[Any] | None, dict[str, Any] | 
         )
 
 
-_derive_common: Final = cache(_derive)
+_derive_common: Final = lru_cache(maxsize=256)(_derive)
 
 
 class Callee(Struct, frozen=True):
@@ -579,18 +587,20 @@ class Callee(Struct, frozen=True):
     version: str
     """A digest of the function's code (`versions`)."""
 
-    async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
+    def __call__(self, context: AnyContext, keywords: dict[str, Any]) -> Awaitable[Any]:
         """Call the function with bound `keywords`, and the context if the function takes it; return
         its value."""
-        run_of(context).declare(self.version)
-        if name := self.signature.takes_context:
-            keywords[name] = context if self.signature.is_async else SyncContext(context)
-        return await self.alone(context.principal, keywords)
+        signature = self.signature
+        if not isinstance(context, Call):
+            run_of(context).declare(self.version)
+            if name := signature.takes_context:
+                keywords[name] = context if signature.is_async else SyncContext(context)
+        if signature.is_async:
+            called: Awaitable[Any] = self.function(**keywords)
+            return called
+        return self._in_thread(context.principal, keywords)
 
-    async def alone(self, caller: Principal, keywords: dict[str, Any]) -> Any:
-        """Call the function with all its arguments; return its value."""
-        if self.signature.is_async:
-            return await self.function(**keywords)
+    async def _in_thread(self, caller: Principal, keywords: dict[str, Any]) -> Any:
         value = await run_with_room(self.threads, lambda: self.function(**keywords), caller)
         # a plain function may return the coroutine of an async one
         return await value if inspect.isawaitable(value) else value
@@ -606,14 +616,12 @@ class PythonTool(Struct, frozen=True):
     becomes_task_at_once: bool
     """Whether the function must run in a task and cannot call `continue_as_task` itself."""
 
-    async def direct(self, context: AnyContext, arguments: dict[str, Any]) -> ToolResult:
-        """Call a function that takes no context."""
+    async def __call__(self, context: AnyContext, arguments: dict[str, Any]) -> ToolResult:
+        """Bind the arguments, and call the function."""
         keywords = self._keywords(arguments)
-        return self.returns.result(await self.callee.alone(context.principal, keywords))
-
-    async def call(self, context: Context, arguments: dict[str, Any]) -> ToolResult:
-        """Call the function in the engine."""
-        return await self._run(context, self._keywords(arguments))
+        if self.becomes_task_at_once:
+            await context.continue_as_task()
+        return self.returns.result(await self.callee(context, keywords))
 
     def bind(self, arguments: dict[str, Any]) -> Bound:
         """Return a call that has bound its arguments; raise ToolError if they are invalid."""
@@ -630,8 +638,6 @@ class PythonTool(Struct, frozen=True):
         return Bound(lambda context: self._run(context, keywords), known)
 
     async def _run(self, context: AnyContext, keywords: dict[str, Any]) -> ToolResult:
-        if isinstance(context, DirectContext):
-            return self.returns.result(await self.callee.alone(context.principal, keywords))
         if self.becomes_task_at_once:
             await context.continue_as_task()
         return self.returns.result(await self.callee(context, keywords))

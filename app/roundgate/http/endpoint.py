@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundgate import json
 from roundgate.errors import AuthError, GatewayError, ProtocolError, TransportError
@@ -74,6 +74,7 @@ class McpEndpoint:
         self._endpoints = endpoints
         self._tracing = tracing
         self._max_body_bytes = max_body_bytes
+        self._small = min(SMALL, max_body_bytes)
         self._budget = budget
         self._keep_alive_s = keep_alive_s
 
@@ -99,7 +100,18 @@ class McpEndpoint:
     ) -> Request | None:
         """Return the request in a body. Answer a notification, or a message of an older client, and
         return `None`. Raise TransportError if a request for a stream is too long."""
-        body = await self._read(receive, exchange)
+        exchange.is_read = True
+        length = exchange.headers.get(b"content-length")
+        if length is not None and length.isdigit() and int(length[:20]) > self._max_body_bytes:
+            raise self._too_large()
+        first = await receive()
+        body = first.get("body", b"")
+        if (
+            len(body) > self._small
+            or first.get("more_body", False)
+            or first["type"] != "http.request"
+        ):
+            body = await self._read_rest(first, receive, exchange)
         if is_large := len(body) > json.LARGE:
             await asyncio.sleep(0)
         decoded = json.decode(body)
@@ -215,15 +227,11 @@ class McpEndpoint:
         finally:
             methods.now.end(stream)
 
-    async def _read(self, receive: Receive, exchange: Exchange) -> bytes:
-        exchange.is_read = True
-        length = exchange.headers.get(b"content-length")
-        if length is not None and length.isdigit() and int(length[:20]) > self._max_body_bytes:
-            raise self._too_large()
+    async def _read_rest(self, message: Message, receive: Receive, exchange: Exchange) -> bytes:
+        """Return the whole body, which begins with `message`, within its limits."""
         chunks: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await receive()
+        size = 0
+        while True:
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             chunks.append(message.get("body", b""))
@@ -232,7 +240,9 @@ class McpEndpoint:
                 raise self._too_large()
             if size > SMALL:
                 exchange.held_bytes += self._budget.take(size - exchange.held_bytes)
-            more = message.get("more_body", False)
+            if not message.get("more_body", False):
+                break
+            message = await receive()
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if size > SMALL:
             try:

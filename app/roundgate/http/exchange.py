@@ -311,16 +311,13 @@ class Exchange:
         self.host = hosting if isinstance(hosting, Hosting) else _NO_HOSTING
         self.client: tuple[str, int] | None = scope.get("client")
         """The address and the port of the client."""
+        self.address = self.client[0] if self.client else ""
+        """The address of the client, or an empty text."""
         self.http_version: str = scope.get("http_version", "1.1")
         self.responder = responder
         self.correlation = Correlation()
         """The ids of the call, for the log."""
         scope[_EXCHANGE] = self
-
-    @property
-    def address(self) -> str:
-        """The address of the client, or an empty text."""
-        return self.client[0] if self.client else ""
 
     @property
     def caller(self) -> Principal:

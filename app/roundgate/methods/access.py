@@ -52,6 +52,8 @@ class Access:
         """Cached pages of the entries that some callers see."""
         self._rules = catalog.item_rules
         self._has_policy = catalog.policy is not None
+        self.checks_tools = checks_scopes or self._has_policy
+        """Whether `check` may refuse a call."""
         tools = [served.tool for served in catalog.tools.values()] if checks_scopes else []
         scoped = [tool for tool in tools if tool.scopes]
         resources = (
@@ -99,7 +101,7 @@ class Access:
             CallRefused: the rules of `policy` allow the caller no call of the tool.
             Unavailable: the scopes and rules of the tool are not known now.
         """
-        if not (self._checks_scopes or self._has_policy):
+        if not self.checks_tools:
             return
         served = self._catalog.tools.get(tool)
         if served is None and self._catalog.missing:

@@ -96,6 +96,10 @@ class FallbackTools:
             parts.watch, parts.sealer, parts.clock, max_rounds=config.state.max_rounds
         )
         self._own = {name: own for own, name in fallback.names.items()}
+        self._concerned = frozenset().union(
+            self._own, fallback.in_words, fallback.with_handles, fallback.waiting
+        )
+        """The tools whose calls may need a substitute, and the gateway's own tools."""
         self._task_tools = TaskTools(fallback, parts.tasks, kit.access, self._waiting, kit.results)
         hint = config.caching.tools.model_copy(update={"scope": "private"})
         self._list = Listing("tools", hint, kit.results)
@@ -136,6 +140,8 @@ class FallbackTools:
 
     def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
         """Serve tools/call."""
+        if params.name not in self._concerned:
+            return self._tools.call(context, params)
         own = self._own.get(params.name)
         if own is not None:
             return self._call_own(own, context, params)
@@ -184,7 +190,7 @@ class FallbackTools:
         meta = replace(
             context.inbound.meta, capabilities=capabilities.with_substitutes(substituted)
         )
-        able = replace(context, inbound=replace(context.inbound, meta=meta))
+        able = replace(context, meta=meta, inbound=replace(context.inbound, meta=meta))
         reply = await self._tools.call(able, params)
         if reply.label not in _LABELS:
             return reply

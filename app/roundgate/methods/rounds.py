@@ -22,12 +22,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
+from roundgate.aio import InOwnContext, TaskWatch
 from roundgate.auth import Principal
 from roundgate.backends import ServedTool
 from roundgate.clock import Clock
@@ -50,12 +52,10 @@ from roundgate.replay import (
     Call,
     Completed,
     Context,
-    DirectContext,
     Failed,
     HiddenRounds,
     Journal,
     LongTexts,
-    PageDone,
     Publish,
     Read,
     Restarted,
@@ -82,16 +82,15 @@ needs a moment."""
 _NOT_WRITTEN: Final = "The task of this call could not be written; send the same request again"
 
 
-class RequestContext(DirectContext, kw_only=True):
-    """One request and its context, which is also the context of a call without the engine."""
+class RequestContext(Call, kw_only=True, eq=False):
+    """One request, and the call that it makes."""
 
     inbound: Inbound
+    watch: TaskWatch
+    """The watch over the request, which cancels the call at its deadline."""
     span: Span
     correlation: Correlation
     """The ids of the call, for the log; the code that serves the request completes them."""
-    page_done: PageDone | None = None
-    """A function that notifies the client that its user has finished with a page; `None` for
-    clients without that notification."""
     address: str = ""
     """The address from which the request came."""
     is_counted: bool = True
@@ -230,15 +229,19 @@ class Calls(Struct, frozen=True, kw_only=True):
             Unavailable: the audit log cannot be written.
         """
         round_ = self._begin(target, params, context, key)
-        self._record(round_.number, target, params, context)
+        if self.trail is not None:
+            self._record(self.trail, round_.number, target, params, context)
         return round_
 
     def _record(
-        self, number: int, target: CallTarget, params: InputParams, context: RequestContext
+        self,
+        trail: Trail,
+        number: int,
+        target: CallTarget,
+        params: InputParams,
+        context: RequestContext,
     ) -> None:
-        if self.trail is None:
-            return
-        self.trail.called(
+        trail.called(
             context.correlation,
             context.principal,
             number,
@@ -263,7 +266,7 @@ class Calls(Struct, frozen=True, kw_only=True):
         context.correlation.make_call_id = self.clock.new_id
         if self.trail is not None:
             target = CallTarget("tools/call", served.name, arguments, served.backend)
-            self._record(1, target, params, context)
+            self._record(self.trail, 1, target, params, context)
         if served.rules is not None:
             context.authorize = served.rules.authorizer(context.principal)
 
@@ -298,41 +301,49 @@ class Calls(Struct, frozen=True, kw_only=True):
             number, journal, target, opened, opened.origin, id_of_retry, correlation, is_keyed
         )
 
+    async def run_direct(
+        self, call: Coroutine[Any, Any, T], context: RequestContext
+    ) -> Completed[T] | Failed:
+        """Run a call that cannot suspend to its end or to its deadline, in a context of its own:
+        pipelined requests share one.
+
+        Raises:
+            CancelledError: the call was cancelled.
+        """
+        watch, deadline = context.watch, context.deadline
+        limit_s = watch.limit(deadline)
+        try:
+            value = await InOwnContext(call)
+        except BaseException as error:
+            # some libraries convert the cancellation
+            if watch.end_limit() and isinstance(error, CancelledError | TimeoutError):
+                return Failed(engine.late_error(deadline, limit_s))
+            return Failed(engine.failure_of(error))
+        watch.end_limit()
+        return Completed(value)
+
     def call(
         self, context: RequestContext, round_: Round | None = None, served: ServedTool | None = None
     ) -> Call:
-        """Return the `Call` of a request for its handler.
+        """Return a request as the `Call` of a handler in the engine.
 
         Args:
             context: the context of the request.
             round_: the round of the call; `None` if there are no rounds.
             served: the tool, if a tool is called.
         """
-        mode = "forbidden" if served is None else served.tool.task
-        may_become_task = mode != "forbidden" and context.inbound.meta.capabilities.has(
-            tasks.REQUIRED
-        )
-        return Call(
-            principal=context.principal,
-            meta=context.inbound.meta,
-            deadline=context.deadline,
-            watch=context.watch,
-            notify=context.notify,
-            page_done=context.page_done,
-            publish=self.publish,
-            may_become_task=may_become_task,
-            last_ms=self.life.last_ms(self.clock.now_ms()) if may_become_task else None,
-            needs_row=mode == "required",
-            takes_unasked=served is not None and served.tool.unasked_answers,
-            round=round_,
-            trail=self.trail,
-            authorize=None
-            if served is None or served.rules is None
-            else served.rules.authorizer(context.principal),
-            texts=self.texts,
-            hidden=self.hidden,
-            read=self.read,
-        )
+        context.round, context.publish, context.trail = round_, self.publish, self.trail
+        context.texts, context.hidden, context.read = self.texts, self.hidden, self.read
+        if served is None:
+            return context
+        tool = served.tool
+        context.takes_unasked, context.needs_row = tool.unasked_answers, tool.task == "required"
+        if tool.task != "forbidden" and context.capabilities.has(tasks.REQUIRED):
+            context.may_become_task = True
+            context.last_ms = self.life.last_ms(self.clock.now_ms())
+        if served.rules is not None:
+            context.authorize = served.rules.authorizer(context.principal)
+        return context
 
     async def run(
         self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Final
 
-from roundgate.aio import ROOM
+from roundgate.aio import ROOM, Room
 from roundgate.auth import Principal
 from roundgate.backends import Returned, ServedTool
 from roundgate.errors import (
@@ -44,7 +44,7 @@ from roundgate.protocol import (
     TaskView,
     ToolResult,
 )
-from roundgate.replay import Call, Completed, Context, Failed, Journal, run_direct, run_of
+from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
 from roundgate.tasks import Ended, TaskCall, call_outcome, ended, failure_reason, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")
@@ -84,8 +84,9 @@ class ToolMethods:
         except ServerAway as away:
             return self._unserved(away)
         context.correlation.tool = served.name
-        self._access.check(served.name, context.principal)
-        sent = params.arguments
+        if self._access.checks_tools:
+            self._access.check(served.name, context.principal)
+        sent = {} if params.sent is None else params.sent
         arguments, is_valid = self._arguments.of_tool(served, sent)
         if inbound.headers is not None:
             for mirrored in served.mirrored:
@@ -117,11 +118,12 @@ class ToolMethods:
         context: RequestContext,
     ) -> Reply:
         """Run a call that cannot suspend."""
-        outcome = await run_direct(call, context)
+        outcome = await self._calls.run_direct(call, context)
         if isinstance(outcome, Completed) and isinstance(outcome.value, ToolResult):
-            if _has_room():
+            room = ROOM.get()
+            if room is None or room.is_idle:
                 return self._completed(outcome.value, served)
-            return await self._in_room(outcome.value, served)
+            return await self._in_room(outcome.value, room, served)
         return self._ended(outcome, served, context.principal)
 
     async def _refused(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
@@ -164,7 +166,10 @@ class ToolMethods:
             return self._invalid(served, round_.target.arguments)
 
         def handler(ctx: Context) -> Awaitable[Returned]:
-            return served.call(ctx, _arguments(round_, run_of(ctx).journal))
+            journal = run_of(ctx).journal
+            if journal.arguments is not None:  # a restarted handler may have new arguments
+                return served.call(ctx, journal.arguments)
+            return served.call(ctx, dict(round_.target.arguments))
 
         if (
             call.may_become_task
@@ -174,9 +179,11 @@ class ToolMethods:
         outcome = await self._calls.run_or_defer(round_, call, handler)
         match outcome:
             case Completed(ToolResult() as result) if served.tool.task != "required":
-                if served.tool.once or _has_room():  # the outcome of `once` is stored first
+                room = ROOM.get()
+                # the outcome of `once` is stored first
+                if room is None or room.is_idle or served.tool.once:
                     return self._completed(result, served)
-                return await self._in_room(result, served)
+                return await self._in_room(result, room, served)
         return await self._answer(outcome, served, round_, call)
 
     async def _answer(
@@ -211,13 +218,12 @@ class ToolMethods:
                 )
                 return await self._create_task(served, round_, call, Journal(), end=end)
 
-    async def _in_room(self, result: ToolResult, served: ServedTool) -> Reply:
+    async def _in_room(self, result: ToolResult, room: Room, served: ServedTool) -> Reply:
         """Return the reply for a result, once there is room for it."""
-        if (room := ROOM.get()) is not None and not room.is_idle:
-            try:
-                await room.keep(approximate_size(result.to_wire()))
-            except AnswersUnread as error:
-                return self._result(Failed(error), served)
+        try:
+            await room.keep(approximate_size(result.to_wire()))
+        except AnswersUnread as error:
+            return self._result(Failed(error), served)
         return self._completed(result, served)
 
     def _completed(self, result: ToolResult, served: ServedTool) -> Reply:
@@ -322,7 +328,7 @@ class ToolMethods:
     ) -> TaskCall:
         return TaskCall(
             served.name,
-            _arguments(round_, journal),
+            dict(round_.target.arguments) if journal.arguments is None else journal.arguments,
             call.principal.keeping(self._catalog.kept_claims),
             call.meta.capabilities.declared,
             call.meta.client_info,
@@ -342,17 +348,6 @@ class ToolMethods:
             extra={"fields": fields},
         )
         return self._results.input_required(await self._calls.in_doubt(round_, call, journal, end))
-
-
-def _has_room() -> bool:
-    """Return whether no answer waits to be read."""
-    room = ROOM.get()
-    return room is None or room.is_idle
-
-
-def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
-    """Return the arguments for the handler; a restarted handler may have new arguments."""
-    return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
 
 
 def invalid_arguments(served: ServedTool, arguments: Mapping[str, Any]) -> ToolResult:

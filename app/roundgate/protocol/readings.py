@@ -122,11 +122,16 @@ class Readings:
         self._subschemas: dict[int, _Subschema] = {}
         self._root = self._id(schema)
 
+    @cached_property
+    def are_few(self) -> bool:
+        """Whether no part of any value is read more than a few times."""
+        return self._most[0] <= _FEW and not self._decodes
+
     def may_exceed(self, limit: int, value: Any) -> bool:
         """Return whether validating a value may take more than `limit` readings."""
-        most, work = self._most
-        if most <= _FEW and not self._decodes:
+        if self.are_few:
             return False
+        _, work = self._most
         if self._size(value) * work <= limit:
             return False
         looks = self._looks(value)

@@ -90,7 +90,7 @@ class Schema(Struct, frozen=True):
     def conforms(self, value: Any) -> bool | None:
         """Return whether a JSON value conforms; `None` if the value has no JSON, or would take too
         much work to validate."""
-        if not self._can_validate(value):
+        if (self.backtracks or not self._readings.are_few) and not self._can_validate(value):
             return None
         try:
             return self._validator.is_valid(value)

@@ -357,7 +357,7 @@ def validate_request(
 
 
 def _check_method_headers(request: Request, received: Headers) -> None:
-    if (twice := repeated_header(received)) is not None:
+    if received.repeated and (twice := repeated_header(received)) is not None:
         raise HeaderMismatch(f"Header mismatch: {twice} is sent more than once")
     if _VERSION_FIELD not in received:
         raise HeaderMismatch(f"Header mismatch: {VERSION_HEADER} is missing")

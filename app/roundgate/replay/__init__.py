@@ -11,12 +11,10 @@ from roundgate.replay.branches import Branch as Branch
 from roundgate.replay.branches import here as here
 from roundgate.replay.branches import inside as inside
 from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
+from roundgate.replay.context import AnyContext as AnyContext
 from roundgate.replay.context import Context as Context
+from roundgate.replay.context import call_of as call_of
 from roundgate.replay.context import run_of as run_of
-from roundgate.replay.direct import AnyContext as AnyContext
-from roundgate.replay.direct import DirectContext as DirectContext
-from roundgate.replay.direct import call_of as call_of
-from roundgate.replay.direct import run_direct as run_direct
 from roundgate.replay.driving import number_tasks as number_tasks
 from roundgate.replay.engine import Completed as Completed
 from roundgate.replay.engine import Failed as Failed

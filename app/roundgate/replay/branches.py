@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -130,8 +131,11 @@ class Owner:
         """The paths of the branches that the handler has created."""
         self.asks_in_root = False
         """Whether a question was asked in the request's own task, whose timers are unknown."""
-        self.timeouts = Timeouts()
+
+    @cached_property
+    def timeouts(self) -> Timeouts:
         """The timers of `asyncio.timeout` that the run has entered."""
+        return Timeouts()
 
     def elapsed_ms(self) -> int:
         """Return the age of the run in milliseconds."""

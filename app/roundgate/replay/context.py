@@ -13,7 +13,6 @@ arguments, on answers and on steps alone. A plain function runs as a handler in 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -26,7 +25,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
 from random import Random
-from typing import Any, Final, NoReturn, Protocol, TypeVar, overload
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar, overload
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -35,7 +34,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
 from roundgate.json import fresh
-from roundgate.protocol import LOG_LEVELS, Meta, PromptMessage, notifications, without_none
+from roundgate.protocol import PromptMessage, notifications, without_none
 from roundgate.replay import asking, remembered, steps, waiting
 from roundgate.replay.asking import ExternalEvent, open_event
 from roundgate.replay.branches import Branch, here, inside
@@ -51,7 +50,7 @@ from roundgate.replay.questions import (
     Sampled,
     Url,
 )
-from roundgate.replay.run import Call, Notify, Run
+from roundgate.replay.run import Call, Run
 from roundgate.replay.steps import MAX_INTERVAL_S, RetryIf, StepOptions
 from roundgate.replay.waiting import TimeLimit
 
@@ -62,8 +61,6 @@ U = TypeVar("U")
 V = TypeVar("V")
 
 MAX_STATUS_CHARS: Final = 1_000
-
-log = logging.getLogger("roundgate.handler")
 
 
 class CallFacts:
@@ -658,7 +655,7 @@ class Context(CallFacts):
         place = here.get()
         if isinstance(place, Branch) and self._run.is_repeating(place):
             return
-        await log_to_client(self._call, level, data, logger)
+        await self._call.log(level, data, logger)
 
     async def tools_changed(self) -> None:
         """Notify listening clients, at all replicas, that the list of tools has changed."""
@@ -678,36 +675,15 @@ class Context(CallFacts):
         await self._call.publish(notifications.RESOURCE_UPDATED, uri)
 
 
-class Notifying(Protocol):
-    """The facts of a call that decide where its log messages go."""
-
-    @property
-    def task_id(self) -> str | None: ...
-    @property
-    def meta(self) -> Meta: ...
-    @property
-    def notify(self) -> Notify | None: ...
-
-
-async def log_to_client(call: Notifying, level: str, data: Any, logger: str | None) -> None:
-    """Serve `Context.log` for a call."""
-    if level not in LOG_LEVELS:
-        raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")
-    if call.task_id is not None:
-        fields = {"level": level, "logger": logger, "data": data}
-        log.info("log message of a task", extra={"fields": fields})
-        return
-    least_level = call.meta.log_level
-    if (
-        least_level is None
-        or call.notify is None
-        or LOG_LEVELS.index(level) < LOG_LEVELS.index(least_level)
-    ):
-        return
-    params = {"level": level, "data": data} | without_none(logger=logger)
-    await call.notify(notifications.MESSAGE, params)
-
-
 def run_of(context: Context) -> Run:
     """Return the run of a context: for the gateway, not for handlers."""
     return context._run
+
+
+AnyContext: TypeAlias = Context | Call
+"""The context of a tool that may run without the engine."""
+
+
+def call_of(context: AnyContext) -> Call:
+    """Return the facts of the call of a context."""
+    return context if isinstance(context, Call) else context._call

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -25,7 +26,7 @@ from roundgate.aio import InOwnContext, TaskWatch, is_draining
 from roundgate.clock import Deadline
 from roundgate.errors import CallTimeout, Draining, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
-from roundgate.replay.branches import inside
+from roundgate.replay.branches import here
 from roundgate.replay.driving import (
     Driven,
     awaiting,
@@ -35,7 +36,7 @@ from roundgate.replay.driving import (
 )
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
-from roundgate.replay.steps import WATCH
+from roundgate.replay.steps import UNWATCHED, WATCH
 
 T = TypeVar("T")
 
@@ -106,24 +107,23 @@ async def _run_watched(
     limit_s = watch.limit(deadline, partial(_shed, run))
     outcome: Outcome[T]
     try:
-        with inside(run.root):
-            try:
-                value = await (
-                    _driven(handler, run)
-                    if run.call.task_id is None
-                    else _in_its_own_task(handler, run)
-                )
-                watch.end_limit()
-                # a handler that swallows the suspension must not return a result that skipped a
-                # question
-                outcome = Completed(value) if run.stopped is None else _suspended(run)
-            except BaseException as error:
-                late = late_error(deadline, limit_s) if watch.end_limit() else None
-                outcome = _ended_by(error, run, late)
-            WATCH.get().run_ended(run)
-            if _shows_what_is_gone(run, outcome):
-                _warn_of_unasked(run)
-            return outcome
+        try:
+            value = await (
+                _driven(handler, run)
+                if run.call.task_id is None
+                else _in_its_own_task(handler, run)
+            )
+            watch.end_limit()
+            # a handler that swallows the suspension must not return a result that skipped a question
+            outcome = Completed(value) if run.stopped is None else _suspended(run)
+        except BaseException as error:
+            late = late_error(deadline, limit_s) if watch.end_limit() else None
+            outcome = _ended_by(error, run, late)
+        if (steps := WATCH.get()) is not UNWATCHED:
+            steps.run_ended(run)
+        if run.journal.steps and _shows_what_is_gone(run, outcome):
+            _warn_of_unasked(run)
+        return outcome
     finally:
         run.close()
 
@@ -224,11 +224,13 @@ async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:
 def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
     """Begin the run, and return an awaitable that runs the handler in the current task."""
     run.begin()
-    coroutine = handler()
+    context = copy_context()
+    context.run(here.set, run.root)
+    coroutine = context.run(handler)
     if not isinstance(coroutine, CoroutineType):
         coroutine = awaiting(coroutine)
     run.root_coroutine = coroutine
-    return InOwnContext(Driven(coroutine, run.owner))
+    return InOwnContext(Driven(coroutine, run.owner), context)
 
 
 async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:

@@ -30,7 +30,15 @@ from roundgate.aio import TaskWatch, Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import Suspend
-from roundgate.protocol import ClientCapabilities, Meta, PartlyKnown, ResourceContents
+from roundgate.protocol import (
+    LOG_LEVELS,
+    ClientCapabilities,
+    Meta,
+    PartlyKnown,
+    ResourceContents,
+    notifications,
+    without_none,
+)
 from roundgate.replay.branches import END, Branch, Owner, Scope, here
 from roundgate.replay.journal import (
     HANDLER,
@@ -55,6 +63,7 @@ if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
 
 log = logging.getLogger("roundgate.replay")
+handler_log = logging.getLogger("roundgate.handler")
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOLD_MS: Final = 1_000
@@ -219,8 +228,9 @@ class RunRound(Protocol):
         it."""
 
 
-class Call(Struct, frozen=True, kw_only=True, eq=False):
-    """The facts of one call, gathered by the dispatcher or by a task's worker."""
+class Call(Struct, kw_only=True, eq=False):
+    """The facts of one call. A request is its own call (`methods.rounds.RequestContext`); a task's
+    worker makes one. It is also the context of a `DirectCall`, which runs without the engine."""
 
     principal: Principal
     meta: Meta
@@ -276,6 +286,33 @@ class Call(Struct, frozen=True, kw_only=True, eq=False):
         if self.task_id is None and self.round is not None:
             return self.round.task_id
         return self.task_id
+
+    # the part of `Context` that a call without the engine has
+
+    async def idempotency_key(self, name: str) -> str:
+        """Return a new key: the call runs once."""
+        return self.deadline.clock.new_id()
+
+    async def continue_as_task(self) -> None:
+        """Do nothing: the call cannot become a task."""
+
+    async def log(self, level: str, data: Any, logger: str | None = None) -> None:
+        """As `Context.log`."""
+        if level not in LOG_LEVELS:
+            raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")
+        if self.task_id is not None:
+            fields = {"level": level, "logger": logger, "data": data}
+            handler_log.info("log message of a task", extra={"fields": fields})
+            return
+        least_level = self.meta.log_level
+        if (
+            least_level is None
+            or self.notify is None
+            or LOG_LEVELS.index(level) < LOG_LEVELS.index(least_level)
+        ):
+            return
+        params = {"level": level, "data": data} | without_none(logger=logger)
+        await self.notify(notifications.MESSAGE, params)
 
 
 class Stop(StrEnum):
@@ -348,6 +385,8 @@ class Run:
     cancelled at this moment could never end that work."""
     is_declared = False
     """Whether the version of the handler is known; a resource that it reads has another."""
+    _undeclared: str | None = None
+    """The version that is recorded with the first place that the handler reaches."""
     is_same_version = False
     """Whether the journal was written by the same version of the handler alone."""
     is_beyond = False
@@ -404,9 +443,10 @@ class Run:
         """The places of steps whose functions this run has called."""
         self.limits: set[Scope] = set()
         """The durable time limits whose blocks are open."""
-        self._ahead = {e.key for e in journal.entries() if not isinstance(e, _WITHOUT_PLACE)}
+        entries = list(journal.entries()) if journal.steps or journal.questions else ()
+        self._ahead = {e.key for e in entries if not isinstance(e, _WITHOUT_PLACE)}
         """The places that earlier runs reached and this run has not reached yet."""
-        self._to_receive = {e.key for e in journal.entries() if isinstance(e, _RESULTS)}
+        self._to_receive = {e.key for e in entries if isinstance(e, _RESULTS)}
         """The places of recorded results that the handler has not received yet. They precede every
         new action."""
 
@@ -424,6 +464,9 @@ class Run:
     def come_to(self, branch: Branch, kind: str, name: str) -> str:
         """Return the place of the next use of a name in a branch, and record that the handler has
         reached it."""
+        if self._undeclared is not None:
+            self._record_version(Remembered(HANDLER, [self._undeclared]))
+            self._undeclared = None
         key = branch.key(kind, name)
         self._ahead.discard(key)
         return key
@@ -453,6 +496,8 @@ class Run:
 
     def unasked(self) -> list[str]:
         """Return the places of steps that an earlier run began and this run has not reached yet."""
+        if not self._ahead:
+            return []
         steps = self.journal.steps
         return [
             key
@@ -475,17 +520,24 @@ class Run:
         if self.is_declared:
             return
         self.is_declared = True
+        if self.checkpointer is None and not (self.journal.steps or self.journal.questions):
+            self._undeclared = version  # most handlers record nothing
+            return
         entry = self.journal.steps.get(HANDLER)
         if isinstance(entry, Remembered) and entry.value[0] == version:
             self.is_same_version = True
             self._ahead.difference_update(entry.value[1:])
             return
-        is_first = entry is None and not self._ahead
-        before = [e.key for e in self.journal.entries() if not isinstance(e, _WITHOUT_PLACE)]
-        new = Remembered(HANDLER, [version, *before] if is_first else [""])
+        new = Remembered(HANDLER, [""])
+        if entry is None and not self._ahead:
+            before = (e.key for e in self.journal.entries() if not isinstance(e, _WITHOUT_PLACE))
+            new = Remembered(HANDLER, [version, *before])
         if new != entry:
-            self.journal.add(new)
-            self.unwritten.append(new)
+            self._record_version(new)
+
+    def _record_version(self, entry: Remembered) -> None:
+        self.journal.add(entry)
+        self.unwritten.append(entry)
 
     def skipped(self, branch: Branch) -> str | None:
         """Return a place that an earlier run of the same version reached before any new step of a

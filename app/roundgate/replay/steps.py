@@ -144,8 +144,8 @@ class StepWatch:
         """Handle the end of a run, with any outcome."""
 
 
-_UNWATCHED: Final = StepWatch()
-WATCH: Final[ContextVar[StepWatch]] = ContextVar("roundgate_step_watch", default=_UNWATCHED)
+UNWATCHED: Final = StepWatch()
+WATCH: Final[ContextVar[StepWatch]] = ContextVar("roundgate_step_watch", default=UNWATCHED)
 
 
 class StepTask(Struct, frozen=True):

@@ -14,6 +14,7 @@ import pytest
 
 from roundgate import Context, tool
 from roundgate.replay import WATCH, Run, StepWatch
+from tests.support import lambdas
 from tests.support.asgi import Client, client, gateway, stoppable
 from tests.support.audit import KEY, records
 from tests.support.rounds import CAPABILITIES, accept, ask, retry
@@ -150,6 +151,33 @@ async def test_a_tool_of_a_service_runs_without_the_engine_unless_it_may_ask(
         async with service(answer(b'{"ok":true}')) as up, gateway_to(up.url, settings) as mcp:
             assert (await mcp.call("tool"))["structuredContent"] == {"ok": True}
     assert runs.count == count
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [({}, 0), ({"asynchronous": True}, 0), ({"interactive": True}, 1), ({"task": "optional"}, 1)],
+)
+async def test_a_function_of_aws_lambda_runs_without_the_engine_unless_it_may_suspend(
+    settings: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool_of_lambda = {"input_schema": {"type": "object"}, **settings}
+    with counted() as runs:
+        async with service(lambdas.said({"ok": True})) as functions:
+            lambdas.use(monkeypatch, functions.url)
+            async with lambdas.gateway_with(tmp_path, lambdas.entry(tool_of_lambda)) as mcp:
+                assert "isError" not in await mcp.call("tool")
+    assert runs.count == count
+
+
+async def test_an_approval_of_a_function_of_aws_lambda_is_asked_before_it_is_invoked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry = lambdas.entry({"input_schema": {"type": "object"}}, approve="always")
+    async with service(lambdas.said({"ok": True})) as functions:
+        lambdas.use(monkeypatch, functions.url)
+        async with lambdas.gateway_with(tmp_path, entry) as mcp:
+            await ask(mcp, "tools/call", {"name": "tool", "arguments": {}})
+        assert functions.requests == []
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from roundgate.backends.aws_lambda.invoking import (
     target,
 )
 from roundgate.backends.aws_lambda.messages import facts
-from roundgate.backends.base import CallTool
+from roundgate.backends.base import CallTool, DirectCall
 from roundgate.backends.config import JobConfig
 from roundgate.backends.dialogue import (
     Answering,
@@ -60,7 +60,7 @@ from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
 from roundgate.observability.outgoing import OutgoingRequest, function_span
 from roundgate.protocol import Schema, TextContent, ToolResult
-from roundgate.replay import Context, run_of
+from roundgate.replay import AnyContext, Context, call_of
 
 _LARGE: Final = 262_144
 """The size above which an answer is parsed in a thread, in bytes, because parsing blocks the event
@@ -119,7 +119,7 @@ class OneCall(Struct, frozen=True):
     """One call of a tool, with its arguments and context."""
 
     calling: FunctionCalling
-    context: Context
+    context: AnyContext
     arguments: Mapping[str, Any]
     key: str
     """The call's idempotency key, the same in every run of this call."""
@@ -128,7 +128,7 @@ class OneCall(Struct, frozen=True):
         """Return the facts about this call for its function. `looks` omits the key, for an
         invocation that only asks about a job."""
         key = self.key if exchange == 1 else f"{self.key}-{exchange}"
-        meta = run_of(self.context).call.meta.raw
+        meta = call_of(self.context).meta.raw
         name = self.calling.backend.effective_prefix + self.calling.tool.name
         return facts(name, self.context.principal, None if looks else key, exchange, meta)
 
@@ -220,7 +220,7 @@ class OneCall(Struct, frozen=True):
 def make_caller(calling: FunctionCalling) -> CallTool:
     """Return the function that calls the tool."""
 
-    async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
+    async def call(context: Any, arguments: dict[str, Any]) -> ToolResult:
         await context.continue_as_task()
         invocation = OneCall(
             calling, context, arguments, await context.idempotency_key("invocation")
@@ -232,10 +232,12 @@ def make_caller(calling: FunctionCalling) -> CallTool:
             return await asyncio.to_thread(calling.result, answer)
         return calling.result(answer)
 
-    return call
+    tool = calling.tool
+    may_suspend = tool.interactive or tool.job is not None or tool.durable is not None
+    return call if may_suspend else DirectCall(call)
 
 
-async def _answered(call: OneCall, context: Context) -> ServiceAnswer:
+async def _answered(call: OneCall, context: Any) -> ServiceAnswer:
     tool = call.calling.tool
     if tool.interactive:
         return ServiceAnswer.revived(await _dialogue(call, context))

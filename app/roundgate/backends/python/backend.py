@@ -253,7 +253,7 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     calls = PythonTool(callee, returns, declared, becomes_task_at_once)
     return Tool(
         definition,
-        DirectCall(calls.direct) if is_direct else calls.call,
+        DirectCall(calls) if is_direct else calls,
         bind=calls.bind,
         unreadable=lambda: signature.names.unreadable,
         requires=options.get("requires") or {},
