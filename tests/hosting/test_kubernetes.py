@@ -143,6 +143,16 @@ def test_readiness_is_not_liveness() -> None:
     assert not [key for key in container("worker") if key.endswith("Probe")]
 
 
+def test_all_pods_together_stay_below_the_connections_of_a_default_server() -> None:
+    most = 0
+    for name in ("gateway", "worker"):
+        pods = of("HorizontalPodAutoscaler", name)["spec"]["maxReplicas"]
+        surge = of("Deployment", name)["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+        plain = {key: value for key, value in environment(name).items() if "_FILE" not in key}
+        most += (pods + surge) * (from_environment(plain).store_connections + 1)
+    assert most <= 100 - 3, "PostgreSQL keeps three of its hundred for superusers"
+
+
 def test_a_pod_has_the_time_that_it_needs_to_stop() -> None:
     from roundgate.cli.serve import LATE_S
     from roundgate.cli.worker import STOP_GRACE_S as WORKER_S
