@@ -394,7 +394,7 @@ async def test_one_task_is_shown_without_what_belongs_to_its_owner(
             "input_required",
         )
         assert facts["asks"] == "second (elicitation/create)"
-        assert facts["claims"].split()[0] == "1"
+        assert facts["turns"].split()[0] == "1"
         await ann.answer(task_id, {"second": accept(name="hunter3")})
         await ann.text(task_id)
         done = (await operator("show", ref(task_id)))[1]
