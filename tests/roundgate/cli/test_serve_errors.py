@@ -7,12 +7,12 @@ import logging
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from roundgate import tool
 from roundgate.cli import main
