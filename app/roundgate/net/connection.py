@@ -241,6 +241,10 @@ class HttpAnswer(httpx.AsyncByteStream):
         self._timeout_s = timeout_s
         self._has_body = has_body
         self._parser = httptools.HttpResponseParser(self)
+        # as other clients; nothing after an answer can become another one
+        self._parser.set_dangerous_leniencies(
+            lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
         self._has_head = False
         self._head_bytes = 0
         self._is_reusable = False

@@ -243,6 +243,8 @@ async def test_a_body_has_the_declared_length(length: int) -> None:
         (b"HTTP/1.0 200 OK\r\n\r\nto the end", b"to the end"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nto the end", b"to the end"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", b"ok"),
+        (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok", b"ok"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2  \r\nok\r\n0\r\n\r\n", b"ok"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;a=b\r\nok\r\n0\r\nX: y\r\n\r\n", b"ok"),
         (b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\nok", b"ok"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
