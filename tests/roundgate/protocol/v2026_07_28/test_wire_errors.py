@@ -25,6 +25,7 @@ from roundgate.errors import (
     ClientError,
     ConfigError,
     Declined,
+    Draining,
     GatewayError,
     HandlerVersionError,
     HeaderMismatch,
@@ -93,6 +94,7 @@ ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
     (StoreAway("not now"), -32600, 503),
     (QuotaExceeded(1_000), -32600, 429),
     (RateExceeded("5 a minute", 3), -32600, 429),
+    (Draining(), -32600, 503),
 ]
 
 
