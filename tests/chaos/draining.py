@@ -284,7 +284,8 @@ async def drained(directory: Path, times: int, at_once: int, dice: random.Random
         for replica in replicas:
             await replica.until_ready()
         balancer = stack.enter_context(RoundRobin([one.url for one in replicas], probes_s=0.3))
-        limits = httpx.Limits(max_connections=None)
+        # a connection for each request: one that the balancer has just closed would look like a cut
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=60, trust_env=False, limits=limits) as http:
             clients = Clients(http, balancer.url, told, dice)
             running = [asyncio.create_task(clients.call(number)) for number in range(at_once)]
