@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.settings import ArgumentMode, Model, TaskMode, WithoutTasks
+from roundgate.settings import ArgumentMode, CallLimits, Model, TaskMode, WithoutTasks
 
 NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]")
 """A character that several clients refuse in names of tools."""
@@ -62,21 +62,9 @@ class ArgumentOverride(Model):
         return self
 
 
-class BackendLimits(Model):
+class BackendLimits(CallLimits):
     """Limits on the calls of a back end or a tool, whoever makes them."""
 
-    concurrent: int | None = Field(
-        None, description="Maximum number of calls that one process runs at once.", ge=1
-    )
-    calls_per_minute: int | None = Field(
-        None, description="Maximum number of calls in a minute.", ge=1, le=1_000_000
-    )
-    burst: int | None = Field(
-        None,
-        description="Calls that may be made at once after a pause. Unset: calls_per_minute.",
-        ge=1,
-        le=1_000_000,
-    )
     shared: bool = Field(
         False,
         description="Whether replicas count calls a minute together, in the store. Unset: each by itself.",
@@ -92,8 +80,8 @@ class BackendLimits(Model):
     def _limits_something(self) -> Self:
         if self.concurrent is None and self.calls_per_minute is None:
             raise ValueError("give at least one of concurrent and calls_per_minute")
-        if self.calls_per_minute is None and (self.burst is not None or self.shared):
-            raise ValueError("burst and shared need calls_per_minute")
+        if self.shared and self.calls_per_minute is None:
+            raise ValueError("shared needs calls_per_minute")
         return self
 
 

@@ -52,7 +52,7 @@ class McpRefusal(Struct, frozen=True, tag_field="kind", tag="error"):
 
 
 class PagesToOpen(Struct, frozen=True, tag_field="kind", tag="pages"):
-    """PagesToOpen that the user has to open, after which the request is sent again."""
+    """Pages that the user has to open, after which the request is sent again."""
 
     pages: Json
     """The questions that open them, by key."""

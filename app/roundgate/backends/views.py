@@ -278,10 +278,11 @@ def _changed(
             place.at("scopes").problem(f"a view cannot remove the scopes {lost}", remedy)
         )
         return None
-    if override.approval is not None:
-        remedy = "set it in the override of the back end"
-        problems.append(place.at("approval").problem("is not a setting of a view", remedy))
-        return None
+    for setting in ("approval", "limits"):
+        if getattr(override, setting) is not None:
+            remedy = "set it in the override of the back end"
+            problems.append(place.at(setting).problem("is not a setting of a view", remedy))
+            return None
     try:
         tool = overridden(
             asking_first(served.tool) if override.approve == "always" else served.tool, override

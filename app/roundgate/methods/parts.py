@@ -7,6 +7,7 @@ Handlers return facts; `resultType`, `serverInfo` and caching hints belong to th
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from roundgate.aio import ROOM
 from roundgate.auth import Principal
-from roundgate.backends import Catalog
+from roundgate.backends import Catalog, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.config import GatewayConfig
 from roundgate.errors import InternalError
@@ -33,6 +34,7 @@ from roundgate.methods.rounds import (
     Response,
     Stream,
 )
+from roundgate.observability.metrics import Metrics
 from roundgate.protocol import (
     CacheHint,
     CallToolParams,
@@ -42,10 +44,12 @@ from roundgate.protocol import (
     Params,
     ResultFormat,
     Route,
+    Schema,
     ToolResult,
 )
 from roundgate.protocol.params import validate
 from roundgate.replay import HiddenRounds
+from roundgate.settings import ArgumentsConfig
 from roundgate.settings import CacheSection as ListHint
 from roundgate.storage import RowsOf
 from roundgate.tasks import NamedTasks, Watch, log_failure
@@ -54,14 +58,10 @@ from roundgate.tokens import StateSealer
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
     from roundgate.methods.auditing import CallRecorder
-import logging
-
-from roundgate.backends import ServedTool
-from roundgate.observability.metrics import Metrics
-from roundgate.protocol import Schema
-from roundgate.settings import ArgumentsConfig
 
 P = TypeVar("P", bound=Params)
+
+log: Final = logging.getLogger("roundgate.methods")
 
 MAX_PAGES_KEPT: Final = 64
 LARGE: Final = 65_536
@@ -348,9 +348,6 @@ class Extension(ABC):
     def tools(self, tools: Tools, kit: Kit) -> Tools:
         """Return the tools with the extension's changes to listing and calling them."""
         return tools
-
-
-log: Final = logging.getLogger("roundgate.methods")
 
 
 class Arguments:

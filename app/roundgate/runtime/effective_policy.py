@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 
 from roundgate.backends import BackendConfig, Catalog, ServedTool, ToolOverride
-from roundgate.backends.config import BackendLimits
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.config import ConfigFile
 from roundgate.policy.config import KINDS, CallMatch, Kind, RuleConfig
@@ -290,15 +289,15 @@ def _of_backend(backend: BackendConfig) -> Protection:
     return Protection(f"back end {backend.name}:", needs, admits, settings)
 
 
-def _call_bounds(limits: BackendLimits | None) -> dict[str, Any]:
+def _call_bounds(limits: CallLimits | None, prefix: str = "limits.") -> dict[str, Any]:
     if limits is None:
         return {}
-    burst = limits.burst or limits.calls_per_minute
-    return {
-        "limits.concurrent": limits.concurrent,
-        "limits.calls_per_minute": limits.calls_per_minute,
-        "limits.burst": burst,
+    bounds = {
+        "calls_per_minute": limits.calls_per_minute,
+        "burst": limits.burst or limits.calls_per_minute,
+        "concurrent": limits.concurrent,
     }
+    return {f"{prefix}{name}": bound for name, bound in bounds.items()}
 
 
 def _withheld(overrides: Sequence[ToolOverride]) -> dict[str, Any]:
@@ -345,9 +344,7 @@ def _rate_losses(before: RateConfig, after: RateConfig) -> Iterator[str]:
 
 
 def _of_calls(place: str, limits: CallLimits) -> Protection:
-    burst = limits.burst or limits.calls_per_minute
-    bounds = {"calls_per_minute": limits.calls_per_minute, "burst": burst}
-    return Protection(f"{place}:", settings=_numbers({**bounds, "concurrent": limits.concurrent}))
+    return Protection(f"{place}:", settings=_numbers(_call_bounds(limits, "")))
 
 
 def _rule_losses(

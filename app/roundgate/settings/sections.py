@@ -172,20 +172,19 @@ class LimitsConfig(Model):
 
 
 class CallLimits(Model):
-    """Limits on the calls of one caller. A limit that is not set does not apply."""
+    """Limits on the calls of each caller (`rate`), or of all callers (`limits` of a back end). A limit
+    that is not set does not apply."""
 
     calls_per_minute: int | None = Field(
-        None, description="Calls that one caller may make in a minute.", ge=1, le=1_000_000
+        None, description="Calls that may be made in a minute.", ge=1, le=1_000_000
     )
     burst: int | None = Field(
         None,
-        description="Calls that one caller may make at once after a pause. Unset: calls_per_minute.",
+        description="Calls that may be made at once after a pause. Unset: calls_per_minute.",
         ge=1,
         le=1_000_000,
     )
-    concurrent: Count | None = Field(
-        None, description="Calls of one caller that one process runs at once."
-    )
+    concurrent: Count | None = Field(None, description="Calls that one process runs at once.")
 
     @model_validator(mode="after")
     def _burst_has_a_rate(self) -> Self:

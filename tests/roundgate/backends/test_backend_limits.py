@@ -278,6 +278,16 @@ def test_a_limiter_forgets_the_calls_of_an_event_loop_that_has_ended() -> None:
         asyncio.run(enter())
 
 
+def test_a_view_has_no_limits_of_its_own() -> None:
+    @tool
+    def order() -> str:
+        return ""
+
+    view = {"name": "v", "override": {"order": {"limits": {"concurrent": 1}}}}
+    with pytest.raises(ConfigError, match="is not a setting of a view"):
+        built(config_file(order, views=[view]))
+
+
 class Name(BaseModel):
     name: str
 
@@ -301,7 +311,7 @@ async def test_each_round_of_a_call_that_asks_takes_a_place_and_frees_it() -> No
     ("limits", "message"),
     [
         ({}, "give at least one of concurrent and calls_per_minute"),
-        ({"concurrent": 1, "shared": True}, "burst and shared need calls_per_minute"),
+        ({"concurrent": 1, "shared": True}, "shared needs calls_per_minute"),
         ({"concurrent": 0}, "greater than or equal to 1"),
     ],
 )
