@@ -300,8 +300,7 @@ class Limiters:
                 self._limiters[tool] = CallLimiter(name, own_limits, earlier, rows, clock)
 
     def around(self, tool: Tool) -> Tool:
-        """Return a tool with its limits around its call: those of the tool, then those of the back
-        end."""
+        """Return a tool with its limits around its call: its own, then the limits of the back end."""
         places = (tool.definition["name"], None)
         return limited(tool, [self._limiters[each] for each in places if each in self._limiters])
 

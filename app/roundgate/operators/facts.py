@@ -61,15 +61,15 @@ class Need(StrEnum):
     """The reason for which a task needs a person."""
 
     FAILED = "failed"
-    """It failed, and no other task continues its work."""
+    """The task failed, and no other task continues its work."""
     OPERATOR = "operator"
-    """It is parked."""
+    """The task is parked."""
     APPROVAL = "approval"
-    """It waits for an answer to a question named `approve`, as approvals are."""
+    """The task waits for the answer to a question named `approve`, as approvals are."""
     CLIENT = "client"
-    """It waits for an answer to another question."""
+    """The task waits for the answer to another question."""
     WORKER = "worker"
-    """It has waited for over a minute for a worker that serves it."""
+    """The task has waited for over a minute for a worker, or for a place at its back end."""
 
 
 STATUS_OF_NEED: Final[Mapping[Need, Status]] = MappingProxyType(
