@@ -23,7 +23,8 @@ import httpx
 from aiohappyeyeballs import start_connection
 
 MAX_HEAD_BYTES: Final = 131_072
-"""The limit in bytes for an answer's head together with the interim answers before it."""
+"""The limit in bytes for an answer's head together with the interim answers before it. It is also
+the limit for the trailers, and for the data between two parts of a body."""
 _MAX_UNREAD: Final = 131_072
 """The number of unread bytes at which a connection stops to receive."""
 _MAX_UNSENT: Final = 65_536
@@ -77,7 +78,7 @@ async def connect(
             )
     except TimeoutError as error:
         raise httpx.ConnectTimeout("") from error
-    except OSError as error:  # includes ssl.SSLError
+    except (OSError, UnicodeError) as error:  # including ssl.SSLError, and a label of 64 letters
         raise httpx.ConnectError(str(error)) from error
     return connection
 
@@ -246,7 +247,8 @@ class HttpAnswer(httpx.AsyncByteStream):
             lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
         self._has_head = False
-        self._head_bytes = 0
+        self._overhead = 0
+        """The bytes of the head; later the bytes since the last part of the body."""
         self._is_reusable = False
         self._parts: list[bytes] = []
         self._unread = 0
@@ -319,9 +321,8 @@ class HttpAnswer(httpx.AsyncByteStream):
 
     def feed(self, data: bytes) -> None:
         """Parse what the service has sent."""
-        is_head = not self._has_head
-        if is_head:
-            self._head_bytes += len(data)
+        is_head, unread = not self._has_head, self._unread
+        self._overhead += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -332,8 +333,11 @@ class HttpAnswer(httpx.AsyncByteStream):
                 self._finish(httpx.RemoteProtocolError(str(error)))
                 return
             self._is_reusable = False
-        if is_head and self._head_bytes > MAX_HEAD_BYTES and not self._has_short_head():
-            text = f"the head of a response exceeds {MAX_HEAD_BYTES} bytes"
+        if self._has_short_head() if is_head else self._unread > unread or self.has_ended:
+            self._overhead = 0
+        if self._overhead > MAX_HEAD_BYTES:
+            part = "head of a response" if is_head else "data between two parts of a body"
+            text = f"the {part} exceeds {MAX_HEAD_BYTES} bytes"
             self._finish(httpx.RemoteProtocolError(text))
         elif self.has_ended:
             self._finish(None)
@@ -383,7 +387,7 @@ class HttpAnswer(httpx.AsyncByteStream):
             self.reason += status
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.has_ended:
+        if not self._has_head:  # otherwise a trailer, which must not replace a header
             self.raw_headers.append((name, value))
 
     def on_headers_complete(self) -> None:

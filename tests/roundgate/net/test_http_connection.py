@@ -189,6 +189,57 @@ async def test_a_long_head_is_refused() -> None:
             await client.get(url)
 
 
+@pytest.mark.parametrize(
+    ("begun", "piece"),
+    [
+        (b"2\r\nok\r\n0\r\n", b"X-Trailer: x\r\n"),
+        (b"2\r\nok\r\n0\r\nX-Trailer: ", b"x"),
+        (b"2;name=", b"x"),
+    ],
+)
+async def test_data_of_a_chunked_body_that_is_no_part_of_it_has_a_limit(
+    begun: bytes, piece: bytes
+) -> None:
+    sent = 0
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + begun)
+        while sent < 50_000_000:
+            writer.write(piece * 1000)
+            await writer.drain()
+            sent += len(piece) * 1000
+
+    async with serving(converse) as url, make_client(timeout_s=PATIENCE_S) as client:
+        with pytest.raises(httpx.RemoteProtocolError, match=str(MAX_HEAD_BYTES)):
+            await client.get(url)
+
+
+async def test_small_chunks_of_a_long_body_exceed_no_limit() -> None:
+    chunks = b"1;name=value\r\nx\r\n" * 40_000
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%b0\r\n\r\n" % chunks
+    async with serving(answering(answer)) as url, make_client(timeout_s=PATIENCE_S) as client:
+        assert (await client.get(url)).content == b"x" * 40_000
+
+
+async def test_a_trailer_is_not_a_header() -> None:
+    answer = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-Kind: head\r\n\r\n"
+        b"2\r\nok\r\n0\r\nX-Kind: trailer\r\nLocation: http://service.example/\r\n\r\n"
+    )
+    async with serving(answering(answer)) as url, make_client(timeout_s=PATIENCE_S) as client:
+        headers = (await client.get(url)).headers
+    assert dict(headers) == {"transfer-encoding": "chunked", "x-kind": "head"}
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example"])
+async def test_a_host_that_no_name_service_can_know_is_unknown(host: str) -> None:
+    async with make_client(timeout_s=PATIENCE_S) as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get(f"http://{host}/")
+
+
 async def test_a_head_that_arrives_in_pieces_has_one_time_limit() -> None:
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
