@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from roundgate.aio.threads import FUNCTIONS as FUNCTIONS
 from roundgate.aio.threads import ROOM as ROOM
 from roundgate.aio.threads import Room as Room
+from roundgate.aio.threads import RunningFunctions as RunningFunctions
 from roundgate.aio.threads import Threads as Threads
+from roundgate.aio.threads import after_functions as after_functions
 from roundgate.aio.threads import crowded_room as crowded_room
 from roundgate.aio.threads import in_thread as in_thread
 from roundgate.aio.threads import run_with_room as run_with_room

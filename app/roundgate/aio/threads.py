@@ -53,15 +53,59 @@ class Threads:
         return await in_thread(function, limiter, self._all)
 
 
+class RunningFunctions:
+    """The plain functions of a call that run in threads, also after the call was cancelled."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._after: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        """Count a function."""
+        self._running += 1
+
+    def end(self) -> None:
+        """Stop counting a function. After the last one, call what `after` got."""
+        self._running -= 1
+        if not self._running:
+            actions, self._after = self._after, []
+            for action in actions:
+                action()
+
+    def after(self, action: Callable[[], object]) -> None:
+        """Call `action` as soon as no function runs."""
+        if self._running:
+            self._after.append(action)
+        else:
+            action()
+
+
+FUNCTIONS: Final[ContextVar[RunningFunctions | None]] = ContextVar(
+    "roundgate.functions", default=None
+)
+
+
+def after_functions(action: Callable[[], object]) -> None:
+    """Call `action` as soon as no plain function of the current call runs."""
+    functions = FUNCTIONS.get()
+    if functions is None:
+        action()
+    else:
+        functions.after(action)
+
+
 async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
     """Wait for a slot of each limiter in this order, run a function in a thread, and return its
     result. If the caller is cancelled, the function continues and its result is dropped."""
     place, loop, owner = object(), asyncio.get_running_loop(), Lock()
     acquired: list[CapacityLimiter] = []
+    functions = FUNCTIONS.get() or RunningFunctions()
+    functions.begin()
 
     def release() -> None:
         while acquired:
             acquired.pop().release_on_behalf_of(place)
+        functions.end()
 
     def run() -> T:
         if not owner.acquire(blocking=False):

@@ -128,6 +128,8 @@ class Tool(Struct, frozen=True):
     """Whether a retry with the same `requestState` must not run the tool again."""
     task: TaskMode = "forbidden"
     """Whether a call must, may or cannot become a task."""
+    begins_as_task: bool = False
+    """Whether a call that may become a task does so before it does anything else."""
     unasked_answers: bool = False
     """Whether to accept answers that a client sends before it is asked."""
     approve: Literal["never", "always"] | None = None

@@ -5,8 +5,12 @@
          └───▶ too many calls wait, or it has waited `wait_s` ──▶ BackendBusy
 
 Callers take turns in the queue, and the calls of one caller keep their order, so a caller with many
-calls delays another caller by one call at most. The end of a call frees its place. Tokens are those
-of `storage.rates`, with one bucket for all callers.
+calls delays another caller by one call at most. If the queue is full, a call of a caller with fewer
+waiting calls replaces the newest call of the caller with the most. Tokens are those of
+`storage.rates`, with one bucket for all callers.
+
+The end of a call frees its place. A plain function cannot be cancelled, so the place of a cancelled
+call is freed when its function ends.
 
 Each round of a call counts, and each turn of a task. A call that may become a task waits for
 `TASK_WAIT_S`; then it becomes one. A task waits as long; then BackendBusy ends its turn, and the
@@ -20,10 +24,11 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec.structs import replace
 
+from roundgate.aio import FUNCTIONS, RunningFunctions, after_functions
 from roundgate.backends.approvals import around_calls, like
 from roundgate.backends.base import Bound, CallTool, Returned, Tool
 from roundgate.backends.config import BackendConfig, BackendLimits
@@ -41,30 +46,50 @@ _EVERYBODY: Final[Caller] = ("", "", "")
 """The key of the one bucket."""
 
 
+WaitingCall: TypeAlias = asyncio.Future[bool]
+"""A call in the queue. Its result is True when it is the first one, and False if a call of another
+caller has displaced it."""
+
+
 class WaitingCalls:
     """The queue of waiting calls. Callers take turns, and the calls of one caller keep their
     order."""
 
     def __init__(self) -> None:
-        self._callers: OrderedDict[Caller, deque[asyncio.Future[None]]] = OrderedDict()
-        self._first: asyncio.Future[None] | None = None
+        self._callers: OrderedDict[Caller, deque[WaitingCall]] = OrderedDict()
+        self._first: WaitingCall | None = None
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def join(self, caller: Caller) -> asyncio.Future[None]:
-        """Add a call; return the future that ends when the call is the first one."""
-        turn = asyncio.get_running_loop().create_future()
+    def join(self, caller: Caller) -> WaitingCall:
+        """Add a call."""
+        turn: WaitingCall = asyncio.get_running_loop().create_future()
         self._callers.setdefault(caller, deque()).append(turn)
         self._size += 1
         if self._first is None:
             self._begin_turn()
         return turn
 
-    def leave(self, caller: Caller, turn: asyncio.Future[None]) -> None:
-        """Remove a call. After the turn of a caller comes the next caller."""
-        calls = self._callers[caller]
+    def displace(self, caller: Caller) -> bool:
+        """Remove the newest call of the caller with the most calls, if that leaves it as many as
+        `caller` will have with one more; return whether a call was removed."""
+        most = max(self._callers.values(), key=len)
+        if len(most) < len(self._callers.get(caller, ())) + 2:
+            return False
+        turn = most.pop()  # not the first call of the queue, because its caller has another one
+        self._size -= 1
+        if not turn.done():
+            turn.set_result(False)
+        return True
+
+    def leave(self, caller: Caller, turn: WaitingCall) -> None:
+        """Remove a call, unless another one has displaced it. After the turn of a caller comes the
+        next caller."""
+        calls = self._callers.get(caller)
+        if calls is None or turn not in calls:
+            return
         calls.remove(turn)
         self._size -= 1
         if not calls:
@@ -77,7 +102,7 @@ class WaitingCalls:
     def _begin_turn(self) -> None:
         self._first = next((calls[0] for calls in self._callers.values()), None)
         if self._first is not None and not self._first.done():
-            self._first.set_result(None)
+            self._first.set_result(True)
 
 
 class _Use:
@@ -152,7 +177,7 @@ class CallLimiter:
         try:
             yield
         finally:
-            self._leave()
+            after_functions(self._leave)
 
     async def _enter(self) -> bool:
         """Take a place and a token; return whether both were free."""
@@ -169,17 +194,20 @@ class CallLimiter:
         return is_in
 
     async def _wait(self, caller: Caller, wait_s: float) -> None:
-        if len(self._use.waiting) >= self._config.waiting:
-            raise self._busy(f"{len(self._use.waiting)} calls wait for it already")
-        turn = self._use.waiting.join(caller)
+        waiting = self._use.waiting
+        full = f"{len(waiting)} calls wait for it already"
+        if len(waiting) >= self._config.waiting and not (waiting and waiting.displace(caller)):
+            raise self._busy(full)
+        turn = waiting.join(caller)
         try:
             async with asyncio.timeout(wait_s):
-                await turn
+                if not await turn:
+                    raise self._busy(full)
                 await self._enter_first()
         except TimeoutError:
             raise self._busy(f"this call has waited for {wait_s:.3g} s") from None
         finally:
-            self._use.waiting.leave(caller, turn)
+            waiting.leave(caller, turn)
         Metrics().limited(self.name, "waited")
 
     async def _enter_first(self) -> None:
@@ -231,7 +259,7 @@ def limited(tool: Tool, limiters: Sequence[CallLimiter]) -> Tool:
 
     def wrap(call: CallTool) -> CallTool:
         async def in_place(context: Any, arguments: dict[str, Any]) -> Returned:
-            async with _places(limiters, context):
+            async with _places(limiters, context, tool):
                 return await call(context, arguments)
 
         return like(call, in_place)
@@ -244,7 +272,7 @@ def limited(tool: Tool, limiters: Sequence[CallLimiter]) -> Tool:
         bound = bind(arguments)
 
         async def in_place(context: Any) -> Returned:
-            async with _places(limiters, context):
+            async with _places(limiters, context, tool):
                 return await bound.call(context)
 
         return replace(bound, call=in_place)
@@ -253,18 +281,23 @@ def limited(tool: Tool, limiters: Sequence[CallLimiter]) -> Tool:
 
 
 @asynccontextmanager
-async def _places(limiters: Sequence[CallLimiter], context: AnyContext) -> AsyncIterator[None]:
+async def _places(
+    limiters: Sequence[CallLimiter], context: AnyContext, tool: Tool
+) -> AsyncIterator[None]:
     """Hold a place of each limiter for the block. A call that ends the external work of a task needs
-    none."""
+    none, and neither does a call that only becomes a task."""
     call = call_of(context)
-    if call.cleanup is not None:
+    may_become_task = isinstance(call, Call) and call.may_become_task
+    if call.cleanup is not None or (may_become_task and tool.begins_as_task):
         yield
         return
     async with AsyncExitStack() as held:
+        held.callback(FUNCTIONS.set, None)
+        FUNCTIONS.set(RunningFunctions())
         for limiter in limiters:
             left_ms = call.deadline.remaining_ms()
             wait_s = inf if left_ms is None else left_ms / 1000
-            if call.task_id is not None or (isinstance(call, Call) and call.may_become_task):
+            if call.task_id is not None or may_become_task:
                 wait_s = min(wait_s, TASK_WAIT_S)
             await held.enter_async_context(limiter.place(call.principal.identity, wait_s))
         yield

@@ -1,6 +1,7 @@
 """Rounds of `once` tools: the same retry gets the same outcome, and takes effect once.
 
     retry        ──claim──▶ (won)  served, its outcome stored ──▶ answered
+                                   or BackendBusy, so nothing was done: the claim is released
     second retry ──claim──▶ (lost) waits for the outcome      ──▶ answered with it
 
 A token proves integrity, not single use. So a round is claimed by a conditional write under the id
@@ -18,6 +19,7 @@ from roundgate import json
 from roundgate.auth import task_owner
 from roundgate.clock import Clock
 from roundgate.errors import (
+    BackendBusy,
     GatewayError,
     InternalError,
     InvalidParams,
@@ -128,6 +130,7 @@ class Once:
             Unavailable: another process is serving the same retry, longer than the call's deadline;
                 or a store cannot be reached.
             ToolError: an earlier attempt ended without a known outcome.
+            BackendBusy: the round got no place at its back end; a retry may run it.
         """
         once_id = round_.once_id
         if once_id is None:
@@ -172,6 +175,10 @@ class Once:
     ) -> bytes:
         try:
             outcome = kept_reply(await run())
+        except BackendBusy:
+            with suppress(Unavailable):  # without a release, a retry's outcome is unknown
+                await self._once.release(token_id, forget_ms)
+            raise
         except Unavailable:  # the journal is lost, and the handler may have done something
             with suppress(Unavailable):
                 unknown = kept_error(ToolError(_UNKNOWN_OUTCOME))
@@ -196,6 +203,8 @@ class Once:
         if record.answers != answers:
             raise self._sealer.refused("used before with other answers", call.principal)
         while record.outcome is None:
+            if record.is_released:
+                raise Unavailable("The same request was released without effect; send it again")
             if self._clock.now_ms() > record.give_up_ms:
                 raise ToolError(_UNKNOWN_OUTCOME)
             if call.deadline.is_past:

@@ -17,6 +17,7 @@ from roundgate.backends import Returned, ServedTool
 from roundgate.errors import (
     AnswersUnread,
     ArgumentsRefused,
+    BackendBusy,
     BackendError,
     MissingCapability,
     NotJson,
@@ -143,7 +144,7 @@ class ToolMethods:
 
         try:
             return await self._once.serve(round_, params, call, context, run)
-        except ToolError as error:  # the outcome of an earlier attempt is unknown
+        except ToolError as error:  # no place, or the outcome of an earlier attempt is unknown
             return self._result(Failed(error), served)
 
     async def _run_recorded(
@@ -235,10 +236,12 @@ class ToolMethods:
         self, outcome: Completed[Returned] | Failed, served: ServedTool, principal: Principal
     ) -> Reply:
         """Return the reply for the end of a call. Raise MissingCapability, so that the client can
-        repeat the call with the capability."""
+        repeat the call with the capability, and BackendBusy for a `once` tool."""
         match outcome:
             case Failed(MissingCapability() as error):
                 raise error
+            case Failed(BackendBusy() as busy) if served.tool.once:
+                raise busy  # nothing was done, so a retry may run the round
             case Failed(ArgumentsRefused() as refusal):
                 self._access.tell_refused(refusal.rule, principal)
         return self._result(outcome, served)

@@ -348,8 +348,9 @@ class HttpAnswer(httpx.AsyncByteStream):
 
     def _has_short_head(self) -> bool:
         """Return whether the head is complete, and most of what has arrived belongs to the body."""
-        size = sum(len(name) + len(value) for name, value in self.raw_headers)
-        return self._has_head and size <= MAX_HEAD_BYTES
+        if not self._has_head:  # it may arrive byte by byte, so do not count its headers yet
+            return False
+        return sum(len(name) + len(value) for name, value in self.raw_headers) <= MAX_HEAD_BYTES
 
     def end(self, error: Exception | None) -> None:
         """End the answer with its connection; `error` is `None` after a regular end."""
@@ -388,7 +389,8 @@ class HttpAnswer(httpx.AsyncByteStream):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._has_head:  # otherwise a trailer, which must not replace a header
-            self.raw_headers.append((name, value))
+            # the parser keeps the whitespace after a value (RFC 9112 section 5)
+            self.raw_headers.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         if self.has_ended:

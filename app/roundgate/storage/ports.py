@@ -169,6 +169,11 @@ CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
 clock is ahead does not let another run the round again."""
 
 
+_RELEASED: Final = -1
+"""The deadline in a released claim. It has passed, so an older version takes the outcome for
+unknown."""
+
+
 class OnceRecord(Struct, frozen=True):
     """The record of a token id."""
 
@@ -179,6 +184,11 @@ class OnceRecord(Struct, frozen=True):
     give_up_ms: int
     """The claimer's deadline in milliseconds since the epoch. A record without an outcome at that
     time never gets one."""
+
+    @property
+    def is_released(self) -> bool:
+        """Return whether the claimer released its claim without effect."""
+        return self.give_up_ms == _RELEASED
 
 
 class OnceStore:
@@ -195,10 +205,26 @@ class OnceStore:
         """Claim a token id. Return `None` if this call claimed it, otherwise the existing
         record."""
         claim, until_ms = json.encode([answers, give_up_ms]), forget_ms + CLOCKS_AHEAD_MS
-        while not await self._rows.put_new(f"once.{token_id}", claim, until_ms):
-            if (record := await self.read(token_id)) is not None:
+        key = f"once.{token_id}"
+        while not await self._rows.put_new(key, claim, until_ms):
+            row = await self._rows.read(key)
+            if row is None:
+                continue
+            if json.decode(row.value)[1] == _RELEASED:
+                if await self._rows.replace(key, claim, row.version, until_ms):
+                    return None
+            elif (record := await self.read(token_id)) is not None:
                 return record
         return None
+
+    async def release(self, token_id: str, forget_ms: int) -> None:
+        """Release a claim of this caller, whose round has done nothing, so that a retry can claim
+        the token id."""
+        key = f"once.{token_id}"
+        if (row := await self._rows.read(key)) is not None:
+            released = json.encode([json.decode(row.value)[0], _RELEASED])
+            # the version rises, so a write that the store repeats cannot release a later claim
+            await self._rows.replace(key, released, row.version, forget_ms + CLOCKS_AHEAD_MS)
 
     async def finish(self, token_id: str, outcome: bytes, forget_ms: int) -> None:
         """Store the outcome of a round that the caller claimed. A second outcome is dropped,

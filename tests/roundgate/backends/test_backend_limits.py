@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -17,8 +18,9 @@ from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.backends.config import BackendLimits
-from roundgate.backends.limits import CallLimiter, WaitingCalls
+from roundgate.backends.limits import CallLimiter, WaitingCall, WaitingCalls
 from roundgate.errors import BackendBusy, ConfigError
+from roundgate.methods.rounds import IDEMPOTENCY_KEY
 from roundgate.storage.rates import Caller
 from tests.support.asgi import Client, built, client, config_file, stoppable
 from tests.support.clocks import FixedClock, SkippingClock
@@ -160,13 +162,43 @@ async def test_callers_take_turns() -> None:
     assert limiter.use == (0, 0)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "cancel"]), st.integers(0, 9))))
+async def test_a_caller_with_many_calls_does_not_keep_another_out_of_the_queue() -> None:
+    limits = BackendLimits(concurrent=1, waiting=4)
+    limiter = CallLimiter("shop", limits, None, None, FixedClock())
+    order: list[str] = []
+
+    async def call(caller: Caller) -> None:
+        try:
+            async with limiter.place(caller, inf):
+                order.append(caller[1])
+        except BackendBusy:
+            order.append(f"not {caller[1]}")
+
+    async with limiter.place(ANN, inf):
+        callers = [*[ANN] * 5, BEN, BEN, BEN]
+        calls = [asyncio.create_task(call(caller)) for caller in callers]
+        await until(lambda: len(order) == 4)
+        assert sorted(order) == ["not ann", "not ann", "not ann", "not ben"]
+    await asyncio.gather(*calls)
+    assert order[4:] == ["ann", "ben", "ann", "ben"]
+    assert limiter.use == (0, 0)
+
+
+STEPS = ["join", "leave", "cancel", "displace"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9))))
 async def test_the_queue_always_has_a_first_call_while_calls_wait(steps: list[Any]) -> None:
-    queue, calls = WaitingCalls(), list[tuple[Caller, asyncio.Future[None]]]()
+    queue, calls = WaitingCalls(), list[tuple[Caller, WaitingCall]]()
     for step, number in steps:
+        caller = ("i", str(number % 3), "")
         if step == "join":
-            caller = ("i", str(number % 3), "")
             calls.append((caller, queue.join(caller)))
+        elif step == "displace":
+            if calls and queue.displace(caller):
+                (displaced,) = (call for call in calls if call[1].done() and not call[1].result())
+                calls.remove(displaced)
+                queue.leave(*displaced)
         elif calls:
             caller, turn = calls.pop(number % len(calls))
             if step == "cancel":
@@ -193,6 +225,91 @@ async def test_a_waiter_that_is_cancelled_at_any_moment_loses_no_place() -> None
         assert limiter.use == (0, 0)
         async with limiter.place(ANN, inf):
             pass
+
+
+async def test_a_plain_function_holds_its_place_until_it_ends() -> None:
+    running, most, may_end = 0, 0, threading.Event()
+
+    @tool
+    def order() -> str:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        may_end.wait(60)
+        running -= 1
+        return "ordered"
+
+    backend = {"limits": {"concurrent": 1, "wait_s": 0.1}}
+    app = built(config_file(order, backend=backend, limits={"call_timeout_s": 0.3}))
+    async with stoppable(app), client(app) as mcp:
+        await mcp.text("order")
+        for _ in range(3):
+            assert "is busy" in await mcp.text("order")
+        may_end.set()
+        assert await mcp.text("order") == "ordered"
+    assert most == 1
+
+
+async def test_a_call_that_only_becomes_a_task_takes_no_token() -> None:
+    @tool(task="required")
+    def order() -> str:
+        return "ordered"
+
+    async with serving(order, limits={"calls_per_minute": 2, "wait_s": 0.01}) as mcp:
+        tasks = TaskClient(mcp)
+        ids = [await tasks.begin("order") for _ in range(2)]
+        assert [await tasks.text(each) for each in ids] == ["ordered"] * 2
+
+
+async def test_a_retry_of_a_call_that_got_no_place_runs_it_once() -> None:
+    shop = Shop()
+
+    @tool
+    async def order() -> int:
+        return await shop.serve()
+
+    bought = 0
+
+    @tool(once=True)
+    async def buy(ctx: Context) -> int:
+        nonlocal bought
+        bought += 1
+        return bought
+
+    async def buying(key: str) -> str:
+        asked = {"name": "buy", "arguments": {}}
+        result = await mcp.result("tools/call", asked, **{IDEMPOTENCY_KEY: key})
+        return str(result["content"][0]["text"])
+
+    async with serving(order, buy, limits={"concurrent": 1, "wait_s": 0.01}) as mcp:
+        running = asyncio.create_task(mcp.call("order"))
+        await until(lambda: shop.now == 1)
+        for _ in range(2):
+            assert "is busy" in await buying("k")
+        shop.may_end.set()
+        await running
+        assert [await buying(key) for key in ("k", "k", "other")] == ["1", "1", "2"]
+
+
+async def test_a_retry_that_waits_for_a_call_without_a_place_has_to_be_sent_again() -> None:
+    shop = Shop()
+
+    @tool(once=True)
+    async def buy(ctx: Context) -> int:
+        return await shop.serve()
+
+    asked = {"name": "buy", "arguments": {}}
+    async with serving(buy, limits={"concurrent": 1, "wait_s": 0.3}) as mcp:
+        running = asyncio.create_task(mcp.post("tools/call", asked))
+        await until(lambda: shop.now == 1)
+        key: dict[str, Any] = {IDEMPOTENCY_KEY: "second"}
+        calls = [mcp.post("tools/call", asked, **key) for _ in range(2)]
+        second, retry = sorted(await asyncio.gather(*calls), key=lambda each: each.status_code)
+        assert "is busy" in second.text
+        assert retry.status_code == 503
+        assert "send it again" in retry.text
+        shop.may_end.set()
+        assert (await running).json()["result"]["content"][0]["text"] == "1"
 
 
 async def test_an_approval_and_its_answer_take_one_token() -> None:

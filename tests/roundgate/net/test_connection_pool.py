@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import pytest
@@ -171,6 +172,36 @@ async def test_no_more_than_the_allowed_number_stays_idle() -> None:
         service.may_answer.set()
         await asyncio.gather(*calls)
         await until(lambda: service.open == 2)
+
+
+async def test_the_oldest_idle_connection_is_closed_after_its_time() -> None:
+    async with (
+        running() as first,
+        running() as second,
+        make_client(keep_alive_s=0.05) as client,
+    ):
+        await client.get(first.origin)
+        await asyncio.sleep(0.1)
+        assert first.open == 1
+        await client.get(second.origin)
+        await until(lambda: first.open == 0)
+        assert second.open == 1
+
+
+async def test_a_connection_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    lookup = loop.getaddrinfo
+    async with running() as service, make_client(retries=1) as client:
+        ports = [1, service.port, 1, 1]  # port 1 refuses
+
+        async def next_port(host: str, port: int, **options: Any) -> list[Any]:
+            return await lookup("127.0.0.1", ports.pop(0), **options)
+
+        monkeypatch.setattr(loop, "getaddrinfo", next_port)
+        assert (await client.get("http://service.example/last")).text == "ok"
+        with pytest.raises(httpx.ConnectError):
+            await client.get("http://service.example/")
+        assert not ports
 
 
 async def test_a_failed_connection_frees_its_slot() -> None:

@@ -229,6 +229,23 @@ async def test_a_cancelled_tls_handshake_closes_its_connection(tmp_path: Path) -
             await ended.wait()
 
 
+@LOOPS
+def test_a_tls_handshake_has_the_time_limit_of_its_connection(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+
+    async def check() -> None:
+        async with serving(converse) as url, make_client(max_connections=1) as client:
+            limits = httpx.Timeout(60, connect=0.1)
+            for _ in range(2):  # the first one has freed its slot
+                with pytest.raises(httpx.ConnectTimeout):
+                    await client.get(url.replace("http:", "https:"), timeout=limits)
+
+    run(check())
+
+
 async def test_an_invalid_tls_record_is_an_error_of_httpx(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
 

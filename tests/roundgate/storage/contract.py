@@ -126,6 +126,18 @@ class OnceStoreContract:
         assert record is not None
         assert record.outcome == b"first"
 
+    async def test_of_many_claims_of_a_released_id_exactly_one_wins(self, store: OnceStore) -> None:
+        await store.claim("id", "first", 10, LATER)
+        await store.release("id", LATER)
+        record = await store.read("id")
+        assert record is not None
+        assert record.is_released
+        got = await asyncio.gather(*(store.claim("id", "next", 20, LATER) for _ in range(20)))
+        assert got.count(None) == 1
+        assert await store.claim("id", "last", 30, LATER) == OnceRecord("next", None, 20)
+        await store.finish("id", b"done", LATER)
+        assert await store.read("id") == OnceRecord("next", b"done", 20)
+
     async def test_what_was_never_claimed_cannot_be_finished(self, store: OnceStore) -> None:
         await store.finish("unknown", b"done", LATER)
         assert await store.read("unknown") is None

@@ -260,6 +260,7 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
         scopes=frozenset(options.get("scopes", ())),
         once=options.get("once", False),
         task=task,
+        begins_as_task=becomes_task_at_once,
         unasked_answers=options.get("unasked_answers", False),
         approval=options.get("approval"),
         may_ask=signature.takes_context is not None and may_ask(callee.function),
