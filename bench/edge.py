@@ -131,8 +131,13 @@ def _gateway(is_logged: bool) -> tuple[Any, dict[str, Any]]:
     store = f"sqlite:///{tempfile.mkdtemp()}/store.sqlite3"
     file = config.load(Path("bench/gateway.yaml"))
     app = build_app(file, settings.Settings(state_keys=keys.new_key(), store=store))
-    options = {"log_config": None, "access_log": False, "server_header": False}
-    return ConnectionMiddleware(app), {
+    options = {
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+    }
+    return ConnectionMiddleware(app, app.state.endpoints), {
         "http": Connections(Bounds.from_config(file.config.http)),
         **options,
     }

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -18,6 +19,7 @@ from roundgate.tokens.keys import parse
 from tests.support import root_logger, wire
 from tests.support.asgi import STATE_KEY, Client, built, client, config_file, gateway
 from tests.support.functions import EVERYTHING, add
+from tests.support.telemetry import recorded
 
 
 async def test_health_is_told_without_any_header() -> None:
@@ -181,6 +183,30 @@ async def test_middleware_that_an_application_adds_gets_every_request() -> None:
         assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
         await mcp.http.get("/healthz")
     assert paths == ["/mcp", "/healthz"]
+
+
+def front(app: Any) -> httpx.AsyncClient:
+    """Return a client of the endpoint to which `roundgate serve` gives requests."""
+    transport = httpx.ASGITransport(app=app.state.endpoints["/mcp"], client=("127.0.0.1", 1))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+
+async def test_the_endpoint_in_front_of_fastapi_answers_as_the_app_does() -> None:
+    app, asked = (
+        gateway(add),
+        wire.message("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}),
+    )
+    elsewhere = {**wire.headers(asked), "host": "attacker.example"}
+    async with client(app) as mcp, front(app) as direct:
+        for headers in (wire.headers(asked), elsewhere, {}):
+            usual = await mcp.http.post("http://127.0.0.1/mcp", json=asked, headers=headers)
+            answer = await direct.post("/mcp", json=asked, headers=headers)
+            assert (answer.status_code, answer.content) == (usual.status_code, usual.content)
+
+
+def test_a_process_with_an_sdk_serves_all_requests_through_fastapi() -> None:
+    with recorded():
+        assert gateway(add).state.endpoints == {}
 
 
 async def test_routes_that_an_application_adds_are_served_to_operators() -> None:

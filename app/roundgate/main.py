@@ -8,13 +8,14 @@
 
 The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
 (docs/decisions/0002). An application that extends the app uses FastAPI: its middleware runs before
-the layers above, its routes and dependencies after them.
+the layers above, its routes and dependencies after them. `roundgate serve` calls the endpoints with
+these layers alone (docs/decisions/0098).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -84,7 +85,8 @@ def build_app(
     owns_process: bool = False,
 ) -> FastAPI:
     """Return the app for a configuration. `app.state.core` holds its catalog and stores,
-    `app.state.console` the console if it is on, `app.state.verifiers` the verifier of each view.
+    `app.state.console` the console if it is on, `app.state.verifiers` the verifier of each view,
+    `app.state.endpoints` the app at each path of an MCP endpoint without FastAPI's own layers.
 
     Args:
         file: the configuration.
@@ -118,6 +120,7 @@ def build_app(
     server, http = file.config.server, file.config.http
     budget = BodyBudget(http.max_json_nodes, http.max_pending_bytes)
     layers, serves_as = _layers(replica, using, resources, verifiers, clock, budget)
+    endpoint = _wrapped(nothing_at(http.path), layers)
     console = None
     if file.config.console is not None:
         from roundgate.extensions import load_extension
@@ -163,7 +166,18 @@ def build_app(
         app.include_router(console.router)
         app.state.console = console.console
     app.state.core = core
+    # instrumentation with an SDK is part of FastAPI's own layers
+    app.state.endpoints = (
+        {} if tracing.has_sdk() else dict.fromkeys(file.config.endpoints, endpoint)
+    )
     app.state.verifiers = verifiers
+    return app
+
+
+def _wrapped(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:
+    """Return an app inside of layers, the outermost of which is first."""
+    for layer, arguments, options in reversed(layers):
+        app = layer(app, *arguments, **options)
     return app
 
 

@@ -15,10 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
-from functools import partial
-from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
-from weakref import WeakKeyDictionary
+from types import TracebackType, coroutine
+from typing import Any, Final, Self, TypeVar
 
 from roundgate.clock import Deadline
 
@@ -219,7 +217,7 @@ class Until(TaskWatch):
         return is_late and kind is not None and issubclass(kind, asyncio.CancelledError)
 
 
-_tickers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, Ticker]] = WeakKeyDictionary()
+_tickers: Final[dict[asyncio.AbstractEventLoop, Ticker]] = {}
 
 
 def ticker() -> Ticker:
@@ -227,6 +225,9 @@ def ticker() -> Ticker:
     loop = asyncio.get_running_loop()
     found = _tickers.get(loop)
     if found is None:
+        for other in list(_tickers):
+            if other.is_closed():
+                _tickers.pop(other, None)
         found = _tickers[loop] = Ticker()
     return found
 
@@ -236,31 +237,27 @@ def is_draining() -> bool:
     return ticker().drained_ms is not None
 
 
-class InOwnContext(Generic[T]):
-    """An awaitable that runs a coroutine in `context`, or in a copy of the current context, in the
-    current task.
+@coroutine
+def in_own_context(
+    work: Coroutine[Any, Any, T], context: Context | None = None
+) -> Generator[Any, Any, T]:
+    """Run a coroutine in `context`, or in a copy of the current context, in the current task; return
+    its result.
 
     A replay does not run a step again. So a handler must not see context variables that a step has
     set, and the next run must not see those that the handler has set. Pipelined requests share the
     context of their connection.
     """
-
-    __slots__ = ("_context", "_coroutine")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T], context: Context | None = None) -> None:
-        self._coroutine = coroutine
-        self._context = copy_context() if context is None else context
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        run, coroutine = self._context.run, self._coroutine
-        resume = partial(coroutine.send, None)
-        while True:
-            try:
-                awaited = run(resume)
-            except StopIteration as ended:
-                value: T = ended.value
-                return value
-            try:
-                resume = partial(coroutine.send, (yield awaited))
-            except BaseException as error:
-                resume = partial(coroutine.throw, error)
+    run = (copy_context() if context is None else context).run
+    resume: Callable[[Any], Any] = work.send
+    received: Any = None
+    while True:
+        try:
+            awaited = run(resume, received)
+        except StopIteration as ended:
+            value: T = ended.value
+            return value
+        try:
+            resume, received = work.send, (yield awaited)
+        except BaseException as error:
+            resume, received = work.throw, error

@@ -114,13 +114,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
         Supervisor(configured, sockets=[bound]).run()
     else:
-        _serve(uvicorn.Config(ConnectionMiddleware(app), **options), bound)
+        served = ConnectionMiddleware(app, app.state.endpoints)
+        _serve(uvicorn.Config(served, **options), bound)
     return 0
 
 
 def create_worker_app() -> ConnectionMiddleware:
     """Return the app of one of several server processes."""
-    return ConnectionMiddleware(create_app())
+    app = create_app()
+    return ConnectionMiddleware(app, app.state.endpoints)
 
 
 def url_of(bound: socket.socket, host: str, path: str) -> str:

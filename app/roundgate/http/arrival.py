@@ -4,12 +4,13 @@ connection and limits the time for its body."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from roundgate.aio import is_draining
+from roundgate.aio import Ticker
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.exchange import request_headers
 
@@ -24,6 +25,7 @@ LARGE_BODY: Final = 65_536
 """The size of a part of a response, in bytes, above which it counts as unread while it waits. The
 transport takes as much without a pause."""
 Interruption: TypeAlias = TransportError | Unavailable | Literal["disconnect"]
+_NO_ENDPOINTS: Final[Mapping[str, ASGIApp]] = MappingProxyType({})
 _BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -31,6 +33,7 @@ class RequestObserver(Protocol):
     """The connection of a request (`connections.BoundedConnection`)."""
 
     head_bytes: int
+    ticker: Ticker
 
     def request_began(self, request: ArrivingRequest) -> None: ...
     def body_received(self) -> None: ...
@@ -41,10 +44,16 @@ class RequestObserver(Protocol):
 
 
 class ConnectionMiddleware:
-    """Reports the progress of each request to its connection (`connections`)."""
+    """Reports the progress of each request to its connection (`connections`).
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        app: the app.
+        endpoints: the apps at some paths, to which requests go without the layers of `app`.
+    """
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[str, ASGIApp] = _NO_ENDPOINTS) -> None:
         self._app = app
+        self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: RequestObserver | None = scope.get("state", {}).get(STATE)
@@ -54,7 +63,8 @@ class ConnectionMiddleware:
         request = ArrivingRequest(connection, scope, receive, send)
         connection.request_began(request)
         try:
-            await self._app(scope, request.receive, request.send)
+            app = self._endpoints.get(scope["path"], self._app)
+            await app(scope, request.receive, request.send)
             if request.lacks_response:
                 await request.finish()
         finally:
@@ -116,7 +126,8 @@ class ArrivingRequest:
         process is about to stop, the response closes the connection."""
         if message["type"] == "http.response.start":
             self._has_answered = True
-            if self._closes or not self.is_received or is_draining():
+            is_draining = self._connection.ticker.drained_ms is not None
+            if self._closes or not self.is_received or is_draining:
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
         elif len(message.get("body", b"")) > LARGE_BODY:

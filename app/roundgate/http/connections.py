@@ -32,6 +32,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from roundgate.aio import ticker
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import LARGE_BODY, STATE, ArrivingRequest
 from roundgate.http.exchange import error_headers
@@ -193,6 +194,7 @@ class BoundedConnection(asyncio.Protocol):
         self._connections = connections
         self._bounds = connections.bounds
         self._loop = asyncio.get_running_loop()
+        self.ticker = ticker()
         self._server_state = server_state
         kind = _ProxiedProtocol if connections.bounds.has_proxies else _StockProtocol
         self._stock = kind(config, server_state, {**app_state, STATE: self}, self._loop)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Coroutine, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import copy
 from enum import StrEnum
@@ -87,8 +87,8 @@ class Responder:
     def __init__(self, send: Send, send_s: float | None = None) -> None:
         self._send = send
         self._send_s = send_s
-        self.give_up: Callable[[], None] | None = None
-        """A function that ends the call of a client that does not read."""
+        self.watch: DisconnectWatch | None = None
+        """The watch that ends the call of a client that does not read."""
         self.lock = asyncio.Lock()
         """Held while a message is sent, so that events do not mix."""
         self.state = State.NOTHING_SENT
@@ -104,8 +104,8 @@ class Responder:
             try:
                 await self.event(jsonrpc.notification(method, params))
             except ClientDisconnect:
-                if self.give_up is not None:
-                    self.give_up()
+                if self.watch is not None:
+                    self.watch.hang_up()
 
     async def keep_alive(self) -> None:
         """Send a comment, unless the response was sent; raise ClientDisconnect as `event` does. The
@@ -231,7 +231,7 @@ class DisconnectWatch(TaskWatch):
         self._responder = responder
         self.keep_alive_s = keep_alive_s
         self.disconnected = False
-        responder.give_up = self.hang_up
+        responder.watch = self
 
     def __exit__(
         self,
@@ -239,7 +239,7 @@ class DisconnectWatch(TaskWatch):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._responder.give_up = None  # a cycle for the garbage collector
+        self._responder.watch = None  # a cycle for the garbage collector
         return self._end(kind)
 
     def cancel(self) -> None:

@@ -168,7 +168,7 @@ class Guard:
         await Responder(send).error(TransportError(403, refusal), request_id, NEWEST)
 
     def _refusal(self, headers: Headers, server: Any) -> str | None:
-        if self._loopback_only and not (_is_loopback(server) and _is_from_here(headers)):
+        if self._loopback_only and not (_is_loopback(server) and _is_direct(tuple(headers))):
             return _EXPOSED
         # with two values, a proxy might use the value that is not checked here
         if not _ONCE.isdisjoint(headers.repeated):
@@ -247,13 +247,14 @@ def _is_loopback(server: Any) -> bool:
     return _is_own(server[0])
 
 
-def _is_from_here(headers: Headers) -> bool:
-    """Return whether no proxy forwarded the request. Its client may be anywhere, whatever address
-    the proxy reports."""
-    for name in headers:
-        if name.startswith(_FORWARDING_PREFIXES):
-            return False
-    return _FORWARDING.isdisjoint(headers)
+@lru_cache(maxsize=64)
+def _is_direct(names: Sequence[bytes]) -> bool:
+    """Return whether no proxy forwarded the request with headers of these names. Its client may be
+    anywhere, whatever address the proxy reports. Cached, because clients repeat their headers; a
+    head has at most `http.max_header_bytes`."""
+    return not any(name.startswith(_FORWARDING_PREFIXES) for name in names) and (
+        _FORWARDING.isdisjoint(names)
+    )
 
 
 @lru_cache(maxsize=64)

@@ -22,14 +22,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
-from roundgate.aio import InOwnContext, TaskWatch
+from roundgate.aio import TaskWatch
 from roundgate.auth import Principal
 from roundgate.backends import ServedTool
 from roundgate.clock import Clock
@@ -301,27 +300,6 @@ class Calls(Struct, frozen=True, kw_only=True):
             number, journal, target, opened, opened.origin, id_of_retry, correlation, is_keyed
         )
 
-    async def run_direct(
-        self, call: Coroutine[Any, Any, T], context: RequestContext
-    ) -> Completed[T] | Failed:
-        """Run a call that cannot suspend to its end or to its deadline, in a context of its own:
-        pipelined requests share one.
-
-        Raises:
-            CancelledError: the call was cancelled.
-        """
-        watch, deadline = context.watch, context.deadline
-        limit_s = watch.limit(deadline)
-        try:
-            value = await InOwnContext(call)
-        except BaseException as error:
-            # some libraries convert the cancellation
-            if watch.end_limit() and isinstance(error, CancelledError | TimeoutError):
-                return Failed(engine.late_error(deadline, limit_s))
-            return Failed(engine.failure_of(error))
-        watch.end_limit()
-        return Completed(value)
-
     def call(
         self, context: RequestContext, round_: Round | None = None, served: ServedTool | None = None
     ) -> Call:
@@ -364,11 +342,12 @@ class Calls(Struct, frozen=True, kw_only=True):
             if not isinstance(outcome, Restarted):
                 break
             journal = journal.restarted(outcome.arguments)
-        match outcome:
-            case Failed(BackendBusy()) if call.may_become_task:
+        if isinstance(outcome, Completed):
+            return outcome
+        if isinstance(outcome, Failed):
+            if isinstance(outcome.error, BackendBusy) and call.may_become_task:
                 return BecomesTask(run.journal, run.message)
-            case Completed() | Failed():
-                return outcome
+            return outcome
         # questions that the client can answer at once come before the task
         # (SEP-2663, "Task Creation")
         if call.may_become_task and outcome.wants_task and not outcome.requests:

@@ -8,10 +8,11 @@ or its deadline nears.
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Final
 
-from roundgate.aio import ROOM, Room
+from roundgate.aio import ROOM, Room, in_own_context
 from roundgate.auth import Principal
 from roundgate.backends import Returned, ServedTool
 from roundgate.errors import (
@@ -45,7 +46,7 @@ from roundgate.protocol import (
     TaskView,
     ToolResult,
 )
-from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
+from roundgate.replay import Call, Completed, Context, Failed, Journal, engine, run_of
 from roundgate.tasks import Ended, TaskCall, call_outcome, ended, failure_reason, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")
@@ -118,14 +119,30 @@ class ToolMethods:
         served: ServedTool,
         context: RequestContext,
     ) -> Reply:
-        """Run a call that cannot suspend."""
-        outcome = await self._calls.run_direct(call, context)
-        if isinstance(outcome, Completed) and isinstance(outcome.value, ToolResult):
-            room = ROOM.get()
-            if room is None or room.is_idle:
-                return self._completed(outcome.value, served)
-            return await self._in_room(outcome.value, room, served)
-        return self._ended(outcome, served, context.principal)
+        """Run a call that cannot suspend to its end or to its deadline, in a context of its own:
+        pipelined requests share one.
+
+        Raises:
+            CancelledError: the call was cancelled.
+        """
+        watch, deadline = context.watch, context.deadline
+        limit_s = watch.limit(deadline)
+        try:
+            value = await in_own_context(call)
+        except BaseException as error:
+            # some libraries convert the cancellation
+            if watch.end_limit() and isinstance(error, CancelledError | TimeoutError):
+                failure = engine.late_error(deadline, limit_s)
+            else:
+                failure = engine.failure_of(error)
+            return self._ended(Failed(failure), served, context.principal)
+        watch.end_limit()
+        if not isinstance(value, ToolResult):
+            return self._ended(Completed(value), served, context.principal)
+        room = ROOM.get()
+        if room is None or room.is_idle:
+            return self._completed(value, served)
+        return await self._in_room(value, room, served)
 
     async def _refused(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
         return self._invalid(served, arguments)
@@ -178,14 +195,17 @@ class ToolMethods:
         ):
             return known
         outcome = await self._calls.run_or_defer(round_, call, handler)
-        match outcome:
-            case Completed(ToolResult() as result) if served.tool.task != "required":
-                room = ROOM.get()
-                # the outcome of `once` is stored first
-                if room is None or room.is_idle or served.tool.once:
-                    return self._completed(result, served)
-                return await self._in_room(result, room, served)
-        return await self._answer(outcome, served, round_, call)
+        if (
+            not isinstance(outcome, Completed)
+            or not isinstance(outcome.value, ToolResult)
+            or served.tool.task == "required"
+        ):
+            return await self._answer(outcome, served, round_, call)
+        room = ROOM.get()
+        # the outcome of `once` is stored first
+        if room is None or room.is_idle or served.tool.once:
+            return self._completed(outcome.value, served)
+        return await self._in_room(outcome.value, room, served)
 
     async def _answer(
         self,

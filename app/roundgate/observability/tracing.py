@@ -437,7 +437,7 @@ _made: tuple[Any, OpenTelemetry] | None = None
 def set_up() -> Tracing:
     """Return tracing with spans if the process has set up an SDK; otherwise import nothing."""
     global _made
-    if not _has_sdk():
+    if not has_sdk():
         return _NO_TRACING
     from opentelemetry import trace
 
@@ -447,7 +447,7 @@ def set_up() -> Tracing:
     return _made[1]
 
 
-def _has_sdk() -> bool:
+def has_sdk() -> bool:
     """Return whether the process has set up a provider of spans or of metrics."""
     if "opentelemetry.sdk.trace" in sys.modules:
         from opentelemetry import trace
@@ -485,6 +485,6 @@ def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
 def outgoing(meta: Mapping[str, Any]) -> dict[str, str]:
     """Return the trace context for calls to back ends: the current span's context, or without a
     span, the context in `meta`."""
-    if _has_sdk() and (carrier := current_carrier()):
+    if has_sdk() and (carrier := current_carrier()):
         return carrier
     return context_of(meta)

@@ -295,7 +295,9 @@ class ToolResult(Value, frozen=True):
             {"type": "text", "text": block} if isinstance(block, str) else block.to_wire()
             for block in self.content
         ]
-        wire: Wire = {**(self.others or {}), "content": blocks}
+        wire: Wire = {"content": blocks}
+        if self.others is not None:
+            wire = {**self.others, **wire}
         if self.structured_content is not ABSENT:
             wire["structuredContent"] = self.structured_content
         if self.is_error:

@@ -124,7 +124,8 @@ _NO_PARAMS: Final[dict[str, Any]] = {}
 
 def result_response(request_id: RequestId, result: bytes) -> bytes:
     """Return `{"jsonrpc": "2.0", "id": …, "result": …}` around a serialised result."""
-    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (encode(request_id), result)
+    written = encode(request_id) if isinstance(request_id, str) else b"%d" % request_id
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (written, result)
 
 
 def error_response(

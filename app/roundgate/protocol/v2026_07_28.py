@@ -119,7 +119,8 @@ def decode_value(header: str, value: str) -> str:
     """
     sentinel = _SENTINEL.fullmatch(value) if value.startswith("=?") else None
     if sentinel is None:
-        if _PLAIN.fullmatch(value) is None:
+        # the pattern allows tabs as well
+        if not (value.isascii() and value.isprintable()) and _PLAIN.fullmatch(value) is None:
             raise HeaderMismatch(
                 f"Header mismatch: {header} has characters outside visible ASCII; encode it as =?base64?…?="
             )
@@ -378,16 +379,17 @@ def _envelope(params: dict[str, Any]) -> dict[str, Any]:
         raise InvalidParams(
             f'params._meta must be an object with "{VERSION_KEY}" and "{CAPABILITIES_KEY}"'
         )
+    version, capabilities = envelope.get(VERSION_KEY), envelope.get(CAPABILITIES_KEY)
+    if isinstance(version, str) and isinstance(capabilities, dict):
+        return envelope
     for key in (VERSION_KEY, CAPABILITIES_KEY):
         if key not in envelope:
             raise InvalidParams(f'params._meta lacks the required "{key}"')
-    if not isinstance(envelope[VERSION_KEY], str):
+    if not isinstance(version, str):
         raise InvalidParams(f'params._meta["{VERSION_KEY}"] must be a string')
-    if not isinstance(envelope[CAPABILITIES_KEY], dict):
-        raise InvalidParams(
-            f'params._meta["{CAPABILITIES_KEY}"] must be an object; {{}} declares no capability'
-        )
-    return envelope
+    raise InvalidParams(
+        f'params._meta["{CAPABILITIES_KEY}"] must be an object; {{}} declares no capability'
+    )
 
 
 def _check_version(version: str, received: Headers) -> None:
@@ -411,7 +413,9 @@ def _meta(envelope: dict[str, Any]) -> Meta:
             f'params._meta["{LOG_LEVEL_KEY}"] must be one of {", ".join(LOG_LEVELS)}'
         )
     token = envelope.get("progressToken")
-    return Meta(declared, client_info, log_level, token if _is_usable(token) else None, envelope)
+    if token is not None and not _is_usable(token):
+        token = None
+    return Meta(declared, client_info, log_level, token, envelope)
 
 
 def _is_usable(token: Any) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from roundgate.aio import InOwnContext, TaskWatch, is_draining
+from roundgate.aio import TaskWatch, in_own_context, is_draining
 from roundgate.clock import Deadline
 from roundgate.errors import CallTimeout, Draining, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
@@ -221,7 +221,7 @@ async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:
     return await handler()
 
 
-def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
+def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> Awaitable[T]:
     """Begin the run, and return an awaitable that runs the handler in the current task."""
     run.begin()
     context = copy_context()
@@ -230,7 +230,7 @@ def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
     if not isinstance(coroutine, CoroutineType):
         coroutine = awaiting(coroutine)
     run.root_coroutine = coroutine
-    return InOwnContext(Driven(coroutine, run.owner), context)
+    return in_own_context(Driven(coroutine, run.owner), context)
 
 
 async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:

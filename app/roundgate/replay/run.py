@@ -443,12 +443,17 @@ class Run:
         """The places of steps whose functions this run has called."""
         self.limits: set[Scope] = set()
         """The durable time limits whose blocks are open."""
-        entries = list(journal.entries()) if journal.steps or journal.questions else ()
-        self._ahead = {e.key for e in entries if not isinstance(e, _WITHOUT_PLACE)}
+        self._ahead: set[str] = set()
         """The places that earlier runs reached and this run has not reached yet."""
-        self._to_receive = {e.key for e in entries if isinstance(e, _RESULTS)}
+        self._to_receive: set[str] = set()
         """The places of recorded results that the handler has not received yet. They precede every
         new action."""
+        if journal.steps or journal.questions:
+            for entry in journal.entries():
+                if not isinstance(entry, _WITHOUT_PLACE):
+                    self._ahead.add(entry.key)
+                if isinstance(entry, _RESULTS):
+                    self._to_receive.add(entry.key)
 
     # progress
 

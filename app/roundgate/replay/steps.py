@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 from msgspec.structs import replace
 
-from roundgate.aio import InOwnContext, Threads
+from roundgate.aio import Threads, in_own_context
 from roundgate.clock import iso
 from roundgate.errors import (
     NondeterminismError,
@@ -378,12 +378,12 @@ _threads: WeakKeyDictionary[asyncio.AbstractEventLoop, Threads] = WeakKeyDiction
 
 async def _call(run: Run, task: StepTask) -> Any:
     if inspect.iscoroutinefunction(task.function):
-        return await InOwnContext(task.function(*task.args, **task.kwargs))
+        return await in_own_context(task.function(*task.args, **task.kwargs))
     threads = run.call.step_threads
     if threads is None:
         threads = _threads.setdefault(asyncio.get_running_loop(), Threads(THREADS))
     value = await threads.run(lambda: task.function(*task.args, **task.kwargs), run.call.principal)
-    return await InOwnContext(awaiting(value)) if inspect.isawaitable(value) else value
+    return await in_own_context(awaiting(value)) if inspect.isawaitable(value) else value
 
 
 def _recordable(task: StepTask, value: Any) -> Any:

@@ -195,8 +195,8 @@ class RequestStream:
         try:
             await self._write(sse.event(jsonrpc.notification(method, params)))
         except ClientDisconnect:
-            if self.responder.give_up is not None:
-                self.responder.give_up()
+            if self.responder.watch is not None:
+                self.responder.watch.hang_up()
 
     async def message(self, message: bytes, event_id: str | None = None) -> None:
         """Send one message.
