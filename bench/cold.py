@@ -79,9 +79,9 @@ def samples(settings: Settings) -> Iterator[Sample]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
         aws = stack.enter_context(services(folder))
-        resources = make_resources(aws, StackTemplate(machine.TEMPLATE, {}, {}))
+        resources = make_resources(aws, StackTemplate({}, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
-        template = StackTemplate(machine.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
+        template = StackTemplate({"PublicUrl": "https://mcp.example.com"}, known)
         with redirect_stdout(sys.stderr):  # standard output is only for samples
             build(folder)
         measure = Measure(settings, python, template, aws, folder)

@@ -412,7 +412,7 @@ TASK_METRICS = ("created", "claimed", "ended", "ended")
 
 def tables(prices: Prices, assumed: Assumed) -> str:
     """Return all tables as Markdown."""
-    template, measured = StackTemplate(ROOT / "template.yaml", {}, {}), Measured.read()
+    template, measured = StackTemplate({}, {}), Measured.read()
     gateway_gb, worker_gb = (
         template.source["Parameters"][name]["Default"] / 1024
         for name in ("GatewayMemory", "WorkerMemory")

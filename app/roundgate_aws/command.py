@@ -31,10 +31,16 @@ def declare(commands: Commands) -> None:
     package.add_argument("--arch", choices=architectures, default="arm64", help=about)
     about = "output folder (default: .build beside gateway.yaml)"
     package.add_argument("--out", type=Path, help=about)
+    about = "type of the API; rest streams (default: http)"
+    package.add_argument(
+        "--api", choices=(template.HTTP, template.REST), default=template.HTTP, help=about
+    )
     about = "also put the zips and the template into a bucket, and print their URLs"
     package.add_argument("--s3", metavar="BUCKET[/PREFIX]", help=about)
     flag(package, "--lock", "resolve the newest versions of packages")
     flag(package, "--list", "only list the contents")
+    about = "also write the template to a new file, to maintain it yourself"
+    package.add_argument("--eject", type=Path, metavar="FILE", help=about)
 
     deploy = command(
         commands, "deploy", "package and deploy the stack with AWS SAM", "roundgate deploy",
@@ -90,9 +96,12 @@ def _package(arguments: argparse.Namespace) -> int:
     planned = planned_from(path, arguments.arch, anew=arguments.lock)
     print(*planned.lines(), sep="\n")
     if not arguments.list:
-        out = _make(planned, arguments.out or path.parent / ".build").parent
+        written = _make(planned, arguments.out or path.parent / ".build", arguments.api)
+        if arguments.eject is not None:
+            template.eject(written, arguments.eject)
+            print(arguments.eject)
         if arguments.s3 is not None:
-            print(*upload.publish(out, arguments.s3), sep="\n")
+            print(*upload.publish(written.parent, arguments.s3), sep="\n")
     return 0
 
 
@@ -129,10 +138,11 @@ def _environment_as_before() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _make(planned: packaging.PackagePlan, out: Path) -> Path:
+def _make(planned: packaging.PackagePlan, out: Path, api: str) -> Path:
     """Write the zips and the template into a folder; return the template's path."""
+    source = template.rendered(planned.file, planned.arch, planned.path, api)
     packaging.package(planned, out)
-    written = template.write(planned.file, planned.arch, out)
+    written = template.write(source, out)
     print(written)
     return written
 
@@ -144,10 +154,10 @@ def _deploy(arguments: argparse.Namespace) -> int:
     deploy_options, account = deploying.of_account(deploy_options, path)
     stored = account.stored
     deploying.check(deploy_options, path, stored, account.executions)
-    planned = planned_from(path, deploying.parameters(deploy_options, stored)["Architecture"])
-    print(*planned.lines(), sep="\n")
-    written = _make(planned, path.parent / ".build")
     says = {**stored, **deploying.parameters(deploy_options, stored)}
+    planned = planned_from(path, says["Architecture"])
+    print(*planned.lines(), sep="\n")
+    written = _make(planned, path.parent / ".build", deploying.api_type(says))
     template.name_deployment(written, deploying.release_digest(says, written))
     for remark in deploying.remarks(deploy_options, path, stored):
         print(remark)

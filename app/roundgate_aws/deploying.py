@@ -5,8 +5,8 @@ and refuses a deployment that is open to everyone or that no caller can use.
 `Architecture` is always passed: the stack's value unless another is requested. A complete stack
 protects its table from deletion, but a failed first deployment must be able to delete the table. So
 a new stack is created with `ProtectTable=later`, and a second deployment sets it to true. If the
-second deployment is interrupted, the next `roundgate deploy` does it. With SnapStart the API calls
-a version of the function. `Release`, a digest of everything deployed, makes each deployment with a
+second deployment is interrupted, the next `roundgate deploy` does it. With SnapStart or Rollout the
+API calls a version of the function. `Release`, a digest of everything deployed, makes each deployment with a
 change publish a new version.
 
 CloudFormation validates the other values when it makes the change set.
@@ -28,8 +28,9 @@ from typing import Any, Final
 
 from roundgate.errors import UsageError
 from roundgate.settings import Reference, kept_at_aws, yaml_file
+from roundgate_aws import template as templates
 from roundgate_aws.options import NO_EXECUTE, OVERRIDES, DeployOptions
-from roundgate_aws.template import StackTemplate, env_parameters, parameter_name
+from roundgate_aws.template import env_parameters, parameter_name
 
 LATER: Final = "later"
 """The value of `ProtectTable` while a new stack is being created."""
@@ -79,8 +80,15 @@ def check(
         executions: the account's limit on concurrent executions; `None` if unknown.
     """
     value, says = read_configuration(config), {**stored, **options.overrides}
-    parameters_of_template = {**StackTemplate().source["Parameters"], **env_parameters(_env(value))}
+    api = api_type(says)
+    source = templates.with_overlay(templates.assembled(api), config)
+    parameters_of_template = {**source["Parameters"], **env_parameters(_env(value))}
+    other_api = templates.HTTP if api == templates.REST else templates.REST
     for name in options.overrides.keys() - parameters_of_template.keys():
+        if name in templates.assembled(other_api)["Parameters"]:
+            raise UsageError(
+                f"{name} needs ApiType={other_api}. Remove it, or pass the other ApiType."
+            )
         alike = get_close_matches(name, parameters_of_template, n=1)
         hint = (
             f"; did you mean {alike[0]}?"
@@ -88,7 +96,7 @@ def check(
             else f". There are {', '.join(parameters_of_template)}."
         )
         raise UsageError(f"There is no parameter {name}{hint}")
-    _check_callers(config, value.get("auth", "none"), says)
+    _check_callers(config, value.get("auth", "none"), says, source)
     _check_domain(says)
     workers = says.get(
         "WorkerConcurrency", str(parameters_of_template["WorkerConcurrency"]["Default"])
@@ -103,7 +111,14 @@ def check(
         )
 
 
-def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
+def api_type(says: Mapping[str, str]) -> str:
+    """Return the kind of API that the parameters choose."""
+    return says.get("ApiType", templates.HTTP)
+
+
+def _check_callers(
+    config: Path, auth: Any, says: Mapping[str, str], source: Mapping[str, Any]
+) -> None:
     """Raise UsageError if the configuration and the authorizer together leave the API open to
     everyone or closed to all."""
     issuer = says.get("AuthorizerIssuer", "")
@@ -121,7 +136,9 @@ def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
             " and a REST API has none: no caller would be accepted.\n"
             "Configure auth with jwks_url, and the gateway verifies tokens; or deploy with ApiType=http."
         )
-    has_another = StackTemplate().named("AWS::ApiGatewayV2::Authorizer") != ["Authorizer"]
+    kinds = {name: resource["Type"] for name, resource in source["Resources"].items()}
+    authorizers = {name for name, kind in kinds.items() if kind == "AWS::ApiGatewayV2::Authorizer"}
+    has_another = bool(authorizers - {"Authorizer"})
     if "authorizer" in settings and not issuer and not has_another:
         raise UsageError(
             f"{config} relies on an authorizer of API Gateway, and the stack has none: no caller would be accepted.\n"
@@ -167,7 +184,7 @@ def _check_domain(says: Mapping[str, str]) -> None:
 
 def parameters(options: DeployOptions, stored: Mapping[str, str]) -> dict[str, str]:
     """Return all parameters to pass, always including the architecture."""
-    default = StackTemplate().source["Parameters"]["Architecture"]["Default"]
+    default = templates.assembled()["Parameters"]["Architecture"]["Default"]
     values = {"Architecture": stored.get("Architecture", default), **options.overrides}
     if not stored:
         is_open = values.get("ProtectTable") == "false"
@@ -183,7 +200,8 @@ def commands(
     """Return the calls of `sam` in order. The second call protects a new stack's table."""
     passed = parameters(options, stored)
     says = {**stored, **passed}
-    if says.get("SnapStart") == "on" and "Release" not in passed:
+    has_versions = says.get("SnapStart") == "on" or says.get("Rollout", "none") != "none"
+    if has_versions and "Release" not in passed:
         passed["Release"] = release_digest(says, template)
     first = _sam(sam, template, options, passed)
     if stored or NO_EXECUTE in options.options or passed["ProtectTable"] != LATER:
@@ -198,7 +216,7 @@ def release_digest(says: Mapping[str, str], template: Path) -> str:
         says: the known parameters; for others the template's defaults count.
         template: the file that `roundgate package` wrote beside the zips.
     """
-    declared: Mapping[str, Any] = StackTemplate(template).source["Parameters"]
+    declared: Mapping[str, Any] = templates.load(template)["Parameters"]
     values = {
         name: str(parameter["Default"])
         for name, parameter in declared.items()

@@ -50,6 +50,8 @@ def _file(in_repository: str) -> Path:
 
 
 TEMPLATE: Final = _file("template.yaml")
+PARTS: Final = _file("infra/stack")
+"""The folder of the parts that `template` adds to the template."""
 LOCK: Final = _file("infra/lambda.lock")
 """The lock of the packages that roundgate itself needs in a function."""
 ROTATION: Final = _file("infra/rotation/rotate_keys.py")

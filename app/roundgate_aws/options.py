@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from roundgate.errors import UsageError
 from roundgate.settings import yaml_file
-from roundgate_aws.template import StackTemplate
+from roundgate_aws import template
 
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")
@@ -211,16 +211,19 @@ _FOUND_BY_DEPLOY: Final = frozenset(
 def commented() -> str:
     """Return TOML comments that list the parameters a user may set, with descriptions and
     defaults."""
-    source = StackTemplate().source
-    parameters: Mapping[str, Mapping[str, Any]] = source["Parameters"]
+    seen = set(_FOUND_BY_DEPLOY)
     parts = []
-    for group in source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]:
-        names = [
-            parameter for parameter in group["Parameters"] if parameter not in _FOUND_BY_DEPLOY
-        ]
-        if names:
-            lines = (line for name in names for line in _comment(name, parameters[name]))
-            parts.append("\n".join((f"## {group['Label']['default']}", *lines)))
+    for api in (template.HTTP, template.REST):
+        source = template.assembled(api)
+        for group in source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]:
+            names = [name for name in group["Parameters"] if name not in seen]
+            seen.update(names)
+            if names:
+                only = " (with ApiType=rest)" if api == template.REST else ""
+                lines = (
+                    line for name in names for line in _comment(name, source["Parameters"][name])
+                )
+                parts.append("\n".join((f"## {group['Label']['default']}{only}", *lines)))
     return "\n\n".join(parts)
 
 

@@ -1,4 +1,12 @@
-"""`template.yaml`: reading, evaluation with parameters, and the version for a package.
+"""The stack's template: its parts, evaluation with parameters, and the version for a package.
+
+    template.yaml                   state, functions and an HTTP API; `sam deploy` takes it as it is
+    + infra/stack/versions.yaml     SnapStart and gradual deployments
+    + infra/stack/alarms.yaml       alarms, and the dashboard of dashboard.json
+    + infra/stack/rest.yaml         with ApiType=rest: a REST API in place of the HTTP API
+    + stack-overlay.yaml            beside gateway.yaml: the user's changes
+
+Each part is merged into the one before (`merged`).
 
 `env` of gateway.yaml becomes parameters of the stack:
 
@@ -9,9 +17,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +31,7 @@ from typing import Any, Final
 import yaml
 
 from roundgate.config import ConfigFile
-from roundgate.errors import Problem
+from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.settings import expressions, is_kept_at_aws
 from roundgate_aws import machine
 
@@ -60,6 +70,196 @@ def _short_form(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]
 _Loader.add_multi_constructor("!", _short_form)
 
 
+class _Dumper(yaml.SafeDumper):
+    """YAML without aliases, which CloudFormation refuses."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the content of a template, with long forms and without shared values."""
+    content: dict[str, Any] = json.loads(json.dumps(yaml.load(path.read_text("utf-8"), _Loader)))
+    return content
+
+
+def dump(source: Mapping[str, Any]) -> str:
+    """Return a template as YAML."""
+    return yaml.dump(source, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+# The parts
+
+HTTP: Final = "http"
+REST: Final = "rest"
+
+
+def assembled(api: str = HTTP) -> dict[str, Any]:
+    """Return the whole template for a kind of API, `http` or `rest`."""
+    names = ("versions", "alarms", *([REST] if api == REST else []))
+    source = load(machine.TEMPLATE)
+    for name in names:
+        source = merged(source, load(machine.PARTS / f"{name}.yaml"))
+    alarms = source.pop("Alarms")
+    source["Resources"] |= {name: _alarm(alarm) for name, alarm in alarms.items()}
+    dashboard = source["Resources"]["Dashboard"]["Properties"]["DashboardBody"]["Fn::Sub"]
+    dashboard[0] = (machine.PARTS / dashboard[0]).read_text("utf-8")
+    _keep_declared(source)
+    return source
+
+
+def _keep_declared(source: Mapping[str, Any]) -> None:
+    """Remove the parameters that a part has removed from the groups, and groups without any."""
+    interface = source["Metadata"]["AWS::CloudFormation::Interface"]
+    for group in interface["ParameterGroups"]:
+        group["Parameters"] = [one for one in group["Parameters"] if one in source["Parameters"]]
+    interface["ParameterGroups"] = [
+        one for one in interface["ParameterGroups"] if one["Parameters"]
+    ]
+
+
+def merged(base: Any, change: Any) -> Any:
+    """Return a template with the changes of another one: mappings are merged, `null` removes a
+    member, and any other value replaces the base's. Groups of parameters are added to the base's
+    groups with the same label."""
+    if not isinstance(base, dict) or not isinstance(change, dict):
+        return change
+    if _is_intrinsic(base) or _is_intrinsic(change):
+        return change
+    found = dict(base)
+    for name, value in change.items():
+        if value is None:
+            found.pop(name, None)
+        elif name == "ParameterGroups":
+            found[name] = _groups([*found.get(name, []), *value])
+        else:
+            found[name] = merged(found.get(name, {}), value)
+    return found
+
+
+def _is_intrinsic(value: Mapping[str, Any]) -> bool:
+    (name, *more) = value or [""]
+    return not more and (name in ("Ref", "Condition") or name.startswith("Fn::"))
+
+
+def _groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    by_label: dict[str, list[str]] = {}
+    for group in groups:
+        by_label.setdefault(group["Label"]["default"], []).extend(group["Parameters"])
+    return [{"Label": {"default": label}, "Parameters": names} for label, names in by_label.items()]
+
+
+def _alarm(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resource of a row of `Alarms` (infra/stack/alarms.yaml)."""
+    period = row.get("Period", 300)
+    metrics = {name: _metric(metric) for name, metric in row["Metrics"].items()}
+    looked_at: dict[str, Any]
+    if "Expression" in row:
+        text = row["Expression"]
+        formula = {"Expression": {"Fn::Sub": text} if "${" in text else text, "Label": row["Label"]}
+        terms = [
+            {
+                "Id": name,
+                "ReturnData": False,
+                "MetricStat": {"Metric": metric, "Period": period, "Stat": stat},
+            }
+            for name, (metric, stat) in metrics.items()
+        ]
+        looked_at = {"Metrics": [{"Id": "value", **formula}, *terms]}
+    else:
+        ((metric, stat),) = metrics.values()
+        looked_at = {**metric, "Statistic": stat, "Period": period}
+    tickets = {"Fn::If": ["HasTicketTopic", {"Ref": "TicketTopicArn"}, {"Ref": "AlarmTopicArn"}]}
+    is_told, topic = (
+        ("HasAlarmTopic", {"Ref": "AlarmTopicArn"})
+        if row.get("IsPage")
+        else ("HasTickets", tickets)
+    )
+    actions = {"Fn::If": [is_told, [topic], {"Ref": "AWS::NoValue"}]}
+    properties = {
+        "AlarmDescription": row["Description"],
+        **looked_at,
+        "EvaluationPeriods": row.get("Periods", 1),
+        "Threshold": row["Threshold"],
+        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
+        "TreatMissingData": "missing" if row.get("NeedsData") else "notBreaching",
+        "AlarmActions": actions,
+        "OKActions": actions,
+        **({"InsufficientDataActions": actions} if row.get("NeedsData") else {}),
+    }
+    condition = {"Condition": row["Condition"]} if "Condition" in row else {}
+    return {"Type": "AWS::CloudWatch::Alarm", **condition, "Properties": properties}
+
+
+def _metric(row: list[Any]) -> tuple[dict[str, Any], str]:
+    """Return a metric and its statistic."""
+    namespace, name, *rest = row
+    stat = rest.pop()["stat"] if len(rest) % 2 else "Sum"
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    dimensions = [{"Name": dimension, "Value": value} for dimension, value in pairs]
+    return {"Namespace": namespace, "MetricName": name, "Dimensions": dimensions}, stat
+
+
+# The user's overlay
+
+OVERLAY: Final = "stack-overlay.yaml"
+_SECTIONS: Final = (
+    "Metadata",
+    "Parameters",
+    "Rules",
+    "Mappings",
+    "Conditions",
+    "Resources",
+    "Outputs",
+)
+
+
+def with_overlay(source: dict[str, Any], config: Path) -> dict[str, Any]:
+    """Return a template with the overlay beside gateway.yaml, if there is one.
+
+    Raises:
+        ConfigError: the overlay cannot be read, or changes a resource that does not exist.
+    """
+    path = config.parent / OVERLAY
+    if not path.exists():
+        return source
+    try:
+        overlay = load(path)
+    except (yaml.YAMLError, TypeError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            [Problem(str(path), "(file)", f"cannot be read: {reason}", "correct it")]
+        ) from None
+    if problems := list(_misplaced(source, overlay, str(path))):
+        raise ConfigError(problems)
+    found: dict[str, Any] = merged(source, overlay)
+    _keep_declared(found)
+    return found
+
+
+def _misplaced(source: Mapping[str, Any], overlay: Any, file: str) -> Iterator[Problem]:
+    """Yield a problem for each change of an overlay that has no effect or no sense."""
+    sections = overlay if isinstance(overlay, dict) else {"(file)": overlay}
+    for section, entries in sections.items():
+        if section not in _SECTIONS or not isinstance(entries, dict):
+            remedy = f"write a mapping of one of {', '.join(_SECTIONS)}"
+            yield Problem(file, str(section), "is no section of a template", remedy)
+            continue
+        known = source.get(section, {})
+        for name, entry in entries.items():
+            is_new = section == "Resources" and isinstance(entry, dict) and "Type" in entry
+            if entry is None and name not in known:
+                message, remedy = (
+                    "is not in the template, so it cannot be removed",
+                    "correct its name",
+                )
+                yield Problem(file, f"{section}.{name}", message, remedy)
+            elif section == "Resources" and entry is not None and name not in known and not is_new:
+                message = "is not in the template and has no Type"
+                remedy = "give it a Type, or correct its name"
+                yield Problem(file, f"{section}.{name}", message, remedy)
+
+
 @dataclass(frozen=True)
 class TemplateFunction:
     """A function as the template deploys it."""
@@ -83,18 +283,19 @@ class StackTemplate:
 
     def __init__(
         self,
-        path: Path = machine.TEMPLATE,
         parameters: Mapping[str, Any] = _NOTHING,
         known: Mapping[str, str] = _NOTHING,
         source: dict[str, Any] | None = None,
+        directory: Path = machine.TEMPLATE.parent,
     ) -> None:
-        """Read the file, or use `source` as its content.
+        """Evaluate `source`, by default the whole template for `ApiType` of the parameters. The
+        functions' code is relative to `directory`.
 
         Raises:
             ValueError: the template lacks one of the parameters.
         """
-        self.source: dict[str, Any] = source or yaml.load(path.read_text("utf-8"), _Loader)
-        self._directory = path.parent
+        self.source = source or assembled(parameters.get("ApiType", HTTP))
+        self._directory = directory
         defaults = {
             name: parameter.get("Default") for name, parameter in self.source["Parameters"].items()
         }
@@ -128,9 +329,12 @@ class StackTemplate:
         )
 
     def named(self, kind: str) -> list[str]:
-        """Return the names of the resources of a type."""
+        """Return the names of the resources of a type that exist with the parameters."""
         return [
-            name for name, resource in self.source["Resources"].items() if resource["Type"] == kind
+            name
+            for name, resource in self.source["Resources"].items()
+            if resource["Type"] == kind
+            and ("Condition" not in resource or self.holds({"Condition": resource["Condition"]}))
         ]
 
     def routes(self) -> list[tuple[str, str]]:
@@ -261,20 +465,35 @@ _CODE: Final = {
     "RotationFunction": "rotation",
 }
 _DEPLOYMENT: Final = re.compile(r"\bRestDeployment\w*")
-_HEAD: Final = "# Written by `roundgate package`. Set parameters instead of editing: the next run overwrites it.\n"
+_HEAD: Final = "# Written by `roundgate package`, which overwrites it. Set parameters, or write stack-overlay.yaml.\n"
+_EJECTED: Final = (
+    "# Written by `roundgate package --eject`; yours from here. `roundgate package` makes the zips, and\n"
+    "# `sam deploy --template FILE` deploys them. Changed endpoints and `env` of gateway.yaml are not followed.\n"
+)
 
 
-def write(file: ConfigFile, arch: str, out: Path) -> Path:
+def write(source: Mapping[str, Any], out: Path) -> Path:
     """Write the template and the code of the key rotation into the folder of the zips; return the
     template's path."""
-    rotation = out / "rotation"
+    rotation = out / _CODE["RotationFunction"]
     shutil.rmtree(rotation, ignore_errors=True)
     rotation.mkdir(parents=True)
     shutil.copyfile(machine.ROTATION, rotation / machine.ROTATION.name)
     target = out / "template.yaml"
-    text = yaml.safe_dump(rendered(file, arch), sort_keys=False, allow_unicode=True, width=110)
-    target.write_text(_HEAD + text, "utf-8")
+    target.write_text(_HEAD + dump(source), "utf-8")
     return target
+
+
+def eject(written: Path, target: Path) -> None:
+    """Copy a written template to `target`, for users who maintain it themselves.
+
+    Raises:
+        UsageError: the file exists.
+    """
+    if target.exists():
+        raise UsageError(f"{target} exists: move it away first, because you may have changed it")
+    code = {file: os.path.relpath(written.parent / file, target.parent) for file in _CODE.values()}
+    target.write_text(_EJECTED + dump(_with_code(load(written), code)), "utf-8")
 
 
 def name_deployment(template: Path, digest: str) -> None:
@@ -287,24 +506,31 @@ def name_deployment(template: Path, digest: str) -> None:
 def point_to(template: Path, code: Mapping[str, str]) -> None:
     """Write the URLs of the functions' code into a template, and name its deployment by its content.
     `code` has the URL of each file."""
-    source = StackTemplate(template).source
-    for name, file in _CODE.items():
-        source["Resources"][name]["Properties"]["CodeUri"] = code[file]
-    text = yaml.safe_dump(source, sort_keys=False, allow_unicode=True, width=110)
+    text = dump(_with_code(load(template), code))
     template.write_text(_HEAD + text, "utf-8")
     unnamed = _DEPLOYMENT.sub("", text)
     name_deployment(template, hashlib.sha256(unnamed.encode()).hexdigest()[:16])
 
 
-def rendered(file: ConfigFile, arch: str) -> dict[str, Any]:
-    """Return the template for a configuration: code, endpoints and variables are filled in."""
-    source = StackTemplate().source
-    for name, code in _CODE.items():
-        source["Resources"][name]["Properties"]["CodeUri"] = code
+def _with_code(source: dict[str, Any], code: Mapping[str, str]) -> dict[str, Any]:
+    for name, file in _CODE.items():
+        if name in source["Resources"]:
+            source["Resources"][name]["Properties"]["CodeUri"] = code[file]
+    return source
+
+
+def rendered(file: ConfigFile, arch: str, config: Path, api: str = HTTP) -> dict[str, Any]:
+    """Return the template for a configuration: code, endpoints and variables are filled in, and the
+    overlay beside gateway.yaml is merged.
+
+    Raises:
+        ConfigError: the overlay is invalid.
+    """
+    source = _with_code(assembled(api), {file: file for file in _CODE.values()})
     source["Parameters"]["Architecture"]["Default"] = arch
     _name_endpoints(source, file)
     _declare_variables(source, file.config.env)
-    return source
+    return with_overlay(source, config)
 
 
 def _name_endpoints(source: dict[str, Any], file: ConfigFile) -> None:
@@ -315,7 +541,7 @@ def _name_endpoints(source: dict[str, Any], file: ConfigFile) -> None:
     if of_views:
         base = source["Outputs"]["Endpoint"]["Value"]["Fn::Sub"][1]["Base"]
         text = ", ".join(f"${{Base}}{path}" for path in of_views)
-        for refusal in ("RestNoToken", "RestBadToken"):
+        for refusal in {"RestNoToken", "RestBadToken"} & source["Resources"].keys():
             # the challenge is one text for all endpoints; clients look for the metadata by themselves
             headers = source["Resources"][refusal]["Properties"]["ResponseParameters"]
             headers["gatewayresponse.header.WWW-Authenticate"] = "'Bearer'"

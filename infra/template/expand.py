@@ -35,7 +35,8 @@ def expand(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ValueError: the template lacks one of the parameters.
     """
-    source = yaml_parse(path.read_text("utf-8"))
+    # YAML aliases are shared values, which the translator would change together
+    source = json.loads(json.dumps(yaml_parse(path.read_text("utf-8"))))
     if unknown := parameters.keys() - source["Parameters"].keys():
         raise ValueError(f"the template has no parameters {', '.join(sorted(unknown))}")
     for name, value in parameters.items():

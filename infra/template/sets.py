@@ -13,23 +13,21 @@ Choices: TypeAlias = Mapping[str, tuple[str, ...]]
 FUNCTION: Final = "arn:aws:lambda:eu-central-1:123456789012:function:orders"
 CERTIFICATE: Final = "arn:aws:acm:eu-central-1:123456789012:certificate/12345678"
 KEY: Final = "arn:aws:kms:eu-central-1:123456789012:key/12345678-1234-1234-1234-123456789012"
+SECRET: Final = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:roundgate/keys-AbCdEf"
 LAYERS: Final = (
     "arn:aws:lambda:eu-central-1:123456789012:layer:agent:1,"
     "arn:aws:lambda:eu-central-1:123456789012:layer:other:2"
 )
 MATTERS: Final[Choices] = {
     "PublicUrl": ("", "https://mcp.example.com"),
-    "ApiType": ("http", "rest"),
     "StageName": ("$default", "prod"),
     "ApiEndpoint": ("auto", "enabled", "disabled"),
     "DomainName": ("", "mcp.example.com"),
     "HostedZoneId": ("", "Z0123456789ABCDEFGHIJ"),
-    "AuthorizerIssuer": ("", "https://issuer.example"),
     "AllowAnonymous": ("false", "true"),
     "Architecture": ("arm64", "x86_64"),
-    "GatewayTimeout": ("29", "10"),
     "WorkerTimeout": ("900", "300"),
-    "SnapStart": ("off", "on"),
+    "Rollout": ("none", "Canary10Percent5Minutes"),
     "SubnetIds": ("none", "subnet-0123456789abcdef0,subnet-0123456789abcdef1"),
     "GatewayConcurrency": ("0", "50"),
     "FunctionArns": ("none", f"{FUNCTION},{FUNCTION}:live"),
@@ -39,13 +37,29 @@ MATTERS: Final[Choices] = {
     "KmsKeyArn": ("", KEY),
     "Tracing": ("PassThrough", "Active"),
     "TableName": ("", "restored"),
+    "StateKeysArn": ("", SECRET),
     "TableEncryption": ("aws-owned", "aws-managed"),
     "ProtectTable": ("true", "false"),
     "AlarmTopicArn": ("", "arn:aws:sns:eu-central-1:123456789012:alarms"),
     "TicketTopicArn": ("", "arn:aws:sns:eu-central-1:123456789012:tickets"),
     "ExecWrapper": ("", "/opt/otel-instrument"),
 }
-"""The values of each parameter that determines which resources exist, the default first."""
+"""The values of each parameter of both kinds of API that determines which resources exist, the
+default first."""
+OF_HTTP: Final[Choices] = {
+    "AuthorizerIssuer": ("", "https://issuer.example"),
+    "GatewayTimeout": ("29", "10"),
+    "SnapStart": ("off", "on"),
+}
+OF_REST: Final[Choices] = {
+    "ApiType": ("rest",),
+    "VpcEndpointIds": ("none", "vpce-0123456789abcdef0"),
+    "WebAclArn": ("", "arn:aws:wafv2:eu-central-1:123456789012:regional/webacl/acl/1234"),
+}
+OF_API: Final[Mapping[str, Choices]] = {
+    "http": {**OF_HTTP, **MATTERS},
+    "rest": {**OF_REST, **MATTERS},
+}
 WITH_DOMAIN: Final = {"DomainName": "mcp.example.com", "CertificateArn": CERTIFICATE}
 NEEDS: Final[Mapping[str, Parameters]] = {
     "DomainName": WITH_DOMAIN,

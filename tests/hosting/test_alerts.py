@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from roundgate_aws.template import StackTemplate
 from tests.support.documents import ROOT
 
 FILE = ROOT / "examples" / "monitoring" / "alerts.yaml"
@@ -131,8 +132,8 @@ def test_each_alert_is_tested_and_names_its_line_of_the_runbook() -> None:
 
 
 def test_each_alarm_of_aws_has_an_alert_here() -> None:
-    alarms = re.findall(r"^  (\w+Alarm):", (ROOT / "template.yaml").read_text(), re.MULTILINE)
-    assert set(re.findall(r"`(\w+Alarm)`", RUNBOOK)) == set(alarms)
+    alarms = set(StackTemplate().named("AWS::CloudWatch::Alarm"))
+    assert set(re.findall(r"`(\w+Alarm)`", RUNBOOK)) == alarms
 
 
 def test_each_metric_of_an_alert_is_in_the_documentation() -> None:

@@ -1,15 +1,18 @@
-"""`template.yaml` as CloudFormation gets it, expanded by SAM's translator in the tools' own
+"""The stack's template as CloudFormation gets it, expanded by SAM's translator in the tools' own
 environment."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roundgate_aws import template
 from tests.support.dynamodb import ROOT
 
 PYTHON = ROOT / ".cache/template/bin/python"
@@ -24,15 +27,27 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @cache
-def expanded(*parameters: str, path: str = "template.yaml") -> dict[str, Any]:
-    """With parameters, as `NAME=VALUE`."""
-    return _json("expand", path, *parameters)
+def expanded(api: str = template.HTTP) -> dict[str, Any]:
+    """The whole template for a kind of API."""
+    return expansion(template.assembled(api))
+
+
+def expansion(source: dict[str, Any], *options: str) -> dict[str, Any]:
+    """A template, expanded."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "template.yaml")
+        path.write_text(template.dump(source), "utf-8")
+        return _json("expand", *options, str(path))
 
 
 @cache
 def schemas() -> dict[str, Any]:
     """The schemas of the template's resource types, as AWS publishes them."""
-    return _json("expand", "--schemas", "template.yaml")
+    return {
+        kind: schema
+        for api in (template.HTTP, template.REST)
+        for kind, schema in expansion(template.assembled(api), "--schemas").items()
+    }
 
 
 def _json(module: str, *arguments: str) -> dict[str, Any]:

@@ -109,7 +109,7 @@ SENDS = "app/roundgate/tasks/stored.py"
 
 def deployed(**parameters: str) -> StackTemplate:
     """The expanded template, with what its resources are called here."""
-    return StackTemplate(ROOT / "template.yaml", parameters, KNOWN, expanded())
+    return StackTemplate(parameters, KNOWN, expanded(parameters.get("ApiType", "http")))
 
 
 def allowed(template: StackTemplate, function: str) -> set[Permission]:

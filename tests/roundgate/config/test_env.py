@@ -108,7 +108,7 @@ def test_each_is_a_parameter_of_the_stack_that_both_functions_get(tmp_path: Path
     text = "env: {SHOP_NAME: Pears, KEY: '${secret:shop/key}', URL: 'https://${HOST}'}\n"
     path = written(tmp_path, text)
     file = load(path, {"HOST": "h"}, placeholder="unset")
-    source = template.rendered(file, "arm64")
+    source = template.rendered(file, "arm64", path)
     parameters = source["Parameters"]
     assert parameters["EnvShopName"]["Default"] == "Pears"
     assert parameters["EnvKey"]["Default"] == "${secret:shop/key}"

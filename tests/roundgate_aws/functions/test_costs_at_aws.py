@@ -25,7 +25,6 @@ from tests.roundgate_aws.functions.at_aws import functions as functions
 from tests.roundgate_aws.functions.at_aws import witness as witness
 from tests.roundgate_aws.functions.conftest import Functions, LambdaContext, recorded
 from tests.support.cloudwatch import alarms
-from tests.support.dynamodb import ROOT
 from tests.support.rounds import accept, retry
 
 ASSUMED, MEASURED = costs.Assumed(), costs.Measured.read()
@@ -252,13 +251,13 @@ def test_a_sweep_that_finds_nothing_logs_what_is_said(
 
 
 def test_an_alarm_costs_by_the_metrics_that_it_looks_at() -> None:
-    template = StackTemplate(ROOT / "template.yaml", {}, {})
+    template = StackTemplate({}, {})
     seen = [alarm.metrics for alarm in alarms(template).values()]
     assert costs.alarm_metrics(template) == sum(map(len, seen)) > len(seen)
 
 
 def test_a_line_of_the_api_is_as_long_as_is_said() -> None:
-    stage = StackTemplate(ROOT / "template.yaml", {}, {}).properties("ApiStage")
+    stage = StackTemplate({}, {}).properties("ApiStage")
     values = {
         "$context.requestId": "BqZ8fjVdliAEJpQ=",
         "$context.integration.requestId": "8f7d3b1e-8f7d-8f7d-8f7d-8f7d3b1e8f7d",
@@ -293,7 +292,7 @@ def test_what_a_deployment_keeps_is_bounded_by_requests_units_or_an_index_key() 
         name: one for name, kind in vars(MEASURED).items() if isinstance(kind, costs.Writes)
     }
     alike = replace(MEASURED, **writes)
-    template = StackTemplate(ROOT / "template.yaml", {}, {})
+    template = StackTemplate({}, {})
     held = {name: tasks[0] for name, tasks in costs.ceilings(template, alike, ASSUMED)}
     written = alike.task(ASSUMED)
     requests = costs.task(ASSUMED, alike).requests

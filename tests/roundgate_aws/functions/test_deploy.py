@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from roundgate import cli
 from roundgate.errors import ConfigError, UsageError
 from roundgate_aws import deploying as deploy
 from roundgate_aws import options as deploy_options
-from roundgate_aws.template import StackTemplate, name_deployment
-from tests.support.dynamodb import ROOT
+from roundgate_aws import template as templates
+from roundgate_aws.template import name_deployment
 
 boto3 = pytest.importorskip("boto3")
 
@@ -339,7 +338,7 @@ def test_what_is_kept_is_told_without_its_value(with_env: Path) -> None:
 def built(tmp_path: Path) -> Path:
     """What `roundgate package` leaves, as far as a release is made of it."""
     template = tmp_path / "template.yaml"
-    template.write_bytes((ROOT / "template.yaml").read_bytes())
+    template.write_text(templates.dump(templates.assembled()))
     (tmp_path / "gateway.zip").write_bytes(b"code")
     return template
 
@@ -376,7 +375,7 @@ def test_what_a_stack_stores_of_a_release_does_not_make_another(
     given = ("SnapStart=on", "AllowAnonymous=true")
     first = release(open_config, {}, built, *given)
     assert first is not None
-    declared = StackTemplate().source["Parameters"]
+    declared = templates.assembled()["Parameters"]
     defaults = {name: str(one["Default"]) for name, one in declared.items() if "Default" in one}
     stored = {**defaults, **dict(one.split("=") for one in given), "Release": first}
     assert release(open_config, stored, built) == first
@@ -411,15 +410,15 @@ def test_the_deployment_of_a_rest_api_has_the_name_of_what_it_shows(built: Path)
         name_deployment(built, deploy.release_digest(says, built))
         return set(re.findall(r"\bRestDeployment\w*", built.read_text()))
 
-    built.write_text(yaml.safe_dump(StackTemplate(built).source))
+    built.write_text(templates.dump(templates.assembled("rest")))
     (first,) = named(ApiType="rest")
     again = built.read_bytes()
     built.write_bytes(again.replace(first.encode(), b"RestDeployment"))
     assert named(ApiType="rest") == {first}
     built.write_bytes(again.replace(first.encode(), b"RestDeployment"))
     assert named(ApiType="rest", PublicUrl="https://mcp.example.com") != {first}
-    stage = StackTemplate(built).source["Resources"]["RestStage"]["Properties"]
-    assert stage["DeploymentId"]["Ref"] in StackTemplate(built).source["Resources"]
+    resources = templates.load(built)["Resources"]
+    assert resources["RestStage"]["Properties"]["DeploymentId"]["Ref"] in resources
 
 
 CERTIFICATE = "arn:aws:acm:eu-central-1:123456789012:certificate/1"

@@ -20,7 +20,6 @@ from roundgate.tokens import keys
 from roundgate.tokens.sealed import KeyRing
 from roundgate_aws.template import StackTemplate
 from tests.support import moto_server
-from tests.support.dynamodb import ROOT
 
 boto3 = pytest.importorskip("boto3")
 
@@ -97,9 +96,7 @@ class Secret:
 def secret(endpoint: str) -> Secret:
     session = boto3.Session("test", "test", region_name=REGION)
     client = session.client("secretsmanager", endpoint_url=endpoint)
-    how = StackTemplate(ROOT / "template.yaml", {}, {}).properties("StateKeys")[
-        "GenerateSecretString"
-    ]
+    how = StackTemplate({}, {}).properties("StateKeys")["GenerateSecretString"]
     made = client.get_random_password(**how)["RandomPassword"]
     return Secret(
         client, client.create_secret(Name=f"keys-{uuid.uuid4()}", SecretString=made)["ARN"]

@@ -121,10 +121,12 @@ def test_the_outputs_name_each_endpoint(
     path = tmp_path / "gateway.yaml"
     tools = {"kind": "python", "name": "tools", "path": "tools.py"}
     path.write_text(json.dumps({"backends": [tools], **GATEWAY}))
-    template = StackTemplate(path, parameters, KNOWN, rendered(config.load(path), "arm64"))
-    outputs = {name: one["Value"] for name, one in template.source["Outputs"].items()}
-    challenged = template.properties("RestNoToken")["ResponseParameters"]
+    file = config.load(path)
+    rest = StackTemplate(parameters, KNOWN, rendered(file, "arm64", path, "rest"))
+    challenged = rest.properties("RestNoToken")["ResponseParameters"]
     assert challenged["gatewayresponse.header.WWW-Authenticate"] == "'Bearer'", "one for all views"
+    template = StackTemplate(parameters, KNOWN, rendered(file, "arm64", path))
+    outputs = {name: one["Value"] for name, one in template.source["Outputs"].items()}
     assert template.value(outputs["Endpoint"]) == f"{base}/tools/v1"
     assert template.value(outputs["ViewEndpoints"]).split(", ") == [
         f"{base}{path}" for path in PATHS[1:]

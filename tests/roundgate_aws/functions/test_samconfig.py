@@ -10,8 +10,8 @@ import pytest
 
 from roundgate.cli import parse
 from roundgate.errors import UsageError
-from roundgate_aws import deploying, machine, options
-from roundgate_aws.template import StackTemplate
+from roundgate_aws import deploying, options
+from roundgate_aws.template import assembled
 
 TABLE = """
 version = 0.1
@@ -163,6 +163,6 @@ def test_the_file_to_begin_with_has_every_parameter_that_is_somebodys_to_choose(
         line.removeprefix("# ") for line in commented.splitlines() if " = " in line and "#" in line
     )
     values = tomllib.loads(bare)
-    parameters = StackTemplate(machine.TEMPLATE, {}, {}).source["Parameters"]
+    parameters = {**assembled("rest")["Parameters"], **assembled("http")["Parameters"]}
     ours = {"FunctionArns", "DurableFunctionArns", "SecretArns", "ParameterArns", "Release"}
     assert values == {name: one["Default"] for name, one in parameters.items() if name not in ours}

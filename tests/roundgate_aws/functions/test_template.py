@@ -17,7 +17,7 @@ from roundgate_aws import worker as lambda_worker
 from roundgate_aws.stack import rest_api
 from roundgate_aws.stack.events import INTEGRATION_S
 from roundgate_aws.stack.stack import EXECUTIONS, rate_s
-from roundgate_aws.template import StackTemplate
+from roundgate_aws.template import StackTemplate, assembled
 from tests.support import permissions
 from tests.support.dynamodb import ROOT
 from tests.support.permissions import KNOWN
@@ -25,7 +25,7 @@ from tests.support.permissions import KNOWN
 
 @pytest.fixture(scope="module")
 def template() -> StackTemplate:
-    return StackTemplate(ROOT / "template.yaml", {}, KNOWN)
+    return StackTemplate({}, KNOWN)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_environment_of_a_function_is_one_that_it_takes(
 
 
 def test_a_public_url_is_passed_on_and_otherwise_that_of_the_api(template: StackTemplate) -> None:
-    own = StackTemplate(ROOT / "template.yaml", {"PublicUrl": "https://mcp.example.com"}, KNOWN)
+    own = StackTemplate({"PublicUrl": "https://mcp.example.com"}, KNOWN)
     assert (
         own.function("GatewayFunction").environment["GATEWAY_PUBLIC_URL"]
         == "https://mcp.example.com"
@@ -84,7 +84,7 @@ def test_a_handler_is_where_the_template_says(template: StackTemplate, name: str
 
 
 def outputs(**parameters: str) -> dict[str, str]:
-    own = StackTemplate(ROOT / "template.yaml", parameters, KNOWN)
+    own = StackTemplate(parameters, KNOWN)
     return {name: own.value(one["Value"]) for name, one in own.source["Outputs"].items()}
 
 
@@ -121,7 +121,7 @@ API = "https://a1b2c3d4e5.execute-api.eu-central-1.amazonaws.com"
 def test_the_endpoint_and_the_public_url_are_where_the_api_is_found(
     parameters: dict[str, str], base: str
 ) -> None:
-    own = StackTemplate(ROOT / "template.yaml", parameters, KNOWN)
+    own = StackTemplate(parameters, KNOWN)
     assert outputs(**parameters)["Endpoint"] == f"{base}/mcp"
     assert own.function("GatewayFunction").environment["GATEWAY_PUBLIC_URL"] == base
 
@@ -141,7 +141,7 @@ def test_the_endpoint_and_the_public_url_are_where_the_api_is_found(
 def test_nobody_goes_around_a_domain_unless_that_is_wanted(
     parameters: dict[str, str], is_off: bool
 ) -> None:
-    own = StackTemplate(ROOT / "template.yaml", parameters, KNOWN)
+    own = StackTemplate(parameters, KNOWN)
     assert own.properties("Api")["DisableExecuteApiEndpoint"] is is_off
 
 
@@ -165,29 +165,25 @@ def test_every_route_reaches_the_function_and_may(deployed: StackTemplate) -> No
 
 
 def test_the_table_outlives_its_stack_and_goes_with_one_that_was_never_made() -> None:
-    source = StackTemplate(ROOT / "template.yaml", {}, KNOWN).source["Resources"]["Table"]
+    source = StackTemplate({}, KNOWN).source["Resources"]["Table"]
     assert (source["DeletionPolicy"], source["UpdateReplacePolicy"]) == (
         "RetainExceptOnCreate",
         "Retain",
     )
     for value, is_protected in (("true", True), ("false", False)):
-        table = StackTemplate(ROOT / "template.yaml", {"ProtectTable": value}, KNOWN).properties(
-            "Table"
-        )
+        table = StackTemplate({"ProtectTable": value}, KNOWN).properties("Table")
         assert table["DeletionProtectionEnabled"] is is_protected
 
 
 def test_encryption_is_the_free_one_unless_the_other_is_asked_for() -> None:
     for value, costs in (("aws-owned", False), ("aws-managed", True)):
-        table = StackTemplate(ROOT / "template.yaml", {"TableEncryption": value}, KNOWN).properties(
-            "Table"
-        )
+        table = StackTemplate({"TableEncryption": value}, KNOWN).properties("Table")
         assert table["SSESpecification"] == {"SSEEnabled": costs}
 
 
 def test_what_everybody_may_call_is_said_by_the_deployment(template: StackTemplate) -> None:
     assert template.function("GatewayFunction").environment["GATEWAY_ALLOW_ANONYMOUS"] == "false"
-    own = StackTemplate(ROOT / "template.yaml", {"AllowAnonymous": "true"}, KNOWN)
+    own = StackTemplate({"AllowAnonymous": "true"}, KNOWN)
     assert from_environment(own.function("GatewayFunction").environment).allow_anonymous
 
 
@@ -387,18 +383,20 @@ def test_what_a_rest_api_refuses_names_the_metadata_of_the_endpoint(
         assert headers["gatewayresponse.header.Access-Control-Allow-Origin"] == "'*'"
 
 
-@pytest.mark.parametrize(
-    "parameters", [{"SnapStart": "on"}, {"AuthorizerIssuer": "https://issuer.example"}]
-)
-def test_a_rule_refuses_parameters_that_a_rest_api_cannot_have(parameters: dict[str, str]) -> None:
-    def is_refused(**parameters: str) -> bool:
-        own = StackTemplate(ROOT / "template.yaml", parameters, KNOWN)
-        rule = own.source["Rules"]["StreamsAlone"]
-        return not all(own.holds(one["Assert"]) for one in rule["Assertions"])
+def test_a_rest_api_has_no_parameters_that_it_cannot_use() -> None:
+    http, rest = assembled("http")["Parameters"], assembled("rest")["Parameters"]
+    only_http = {"AuthorizerIssuer", "AuthorizerAudience", "GatewayTimeout", "AlarmTimeoutPercent"}
+    assert http.keys() - rest.keys() == only_http
+    assert rest.keys() - http.keys() == {"StreamTimeout", "VpcEndpointIds", "WebAclArn"}
+    assert rest["SnapStart"]["AllowedValues"] == ["off"]
 
-    assert is_refused(**REST, **parameters)
-    assert not is_refused(**parameters)
-    assert not is_refused(**REST)
+
+@pytest.mark.parametrize(("api", "other"), [("http", "rest"), ("rest", "http")])
+def test_a_template_refuses_the_other_kind_of_api(api: str, other: str) -> None:
+    for chosen, is_fine in ((api, True), (other, False)):
+        own = StackTemplate({"ApiType": chosen}, KNOWN, assembled(api))
+        (assertion,) = own.source["Rules"]["HasTheApi"]["Assertions"]
+        assert own.holds(assertion["Assert"]) is is_fine
 
 
 IN_A_NETWORK = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}
@@ -445,7 +443,7 @@ def test_the_api_is_never_sent_to_what_it_may_not_call_yet(deployed: StackTempla
 
 @pytest.mark.parametrize("timeout", ["60", "450", "900"])
 def test_a_message_is_hidden_for_six_times_as_long_as_its_worker_may_take(timeout: str) -> None:
-    own = StackTemplate(ROOT / "template.yaml", {"WorkerTimeout": timeout}, KNOWN)
+    own = StackTemplate({"WorkerTimeout": timeout}, KNOWN)
     assert own.function("WorkerFunction").timeout_s == int(timeout)
     assert own.properties("Queue")["VisibilityTimeout"] == 6 * int(timeout)
 
@@ -464,17 +462,15 @@ def test_every_time_out_that_a_worker_may_have_has_its_time_of_hiding(
 def test_no_time_out_of_the_gateway_reaches_that_of_the_api(template: StackTemplate) -> None:
     declared = template.source["Parameters"]["GatewayTimeout"]
     assert declared["MaxValue"] < INTEGRATION_S
-    own = StackTemplate(ROOT / "template.yaml", {"GatewayTimeout": 5}, KNOWN)
+    own = StackTemplate({"GatewayTimeout": 5}, KNOWN)
     assert own.function("GatewayFunction").timeout_s == declared["MinValue"] == 5
 
 
 ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 
-def test_the_documented_parameters_are_those_of_the_template_with_their_defaults(
-    template: StackTemplate,
-) -> None:
-    declared = template.source["Parameters"]
+def test_the_documented_parameters_are_those_of_the_template_with_their_defaults() -> None:
+    declared = {**assembled("rest")["Parameters"], **assembled("http")["Parameters"]}
     text = (ROOT / "docs/deploy.md").read_text("utf-8")
     table = text.partition("| parameter | default | meaning |")[2].partition("\n\n")[0]
     rows = {tuple(re.findall(r"\w+", names)): said for names, said in ROW.findall(table)}
@@ -497,10 +493,12 @@ def test_the_documented_times_of_a_worker_are_those_that_there_are(template: Sta
     )
 
 
-def test_each_parameter_is_in_one_group_of_the_console(template: StackTemplate) -> None:
-    groups = template.source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]
+@pytest.mark.parametrize("api", ["http", "rest"])
+def test_each_parameter_is_in_one_group_of_the_console(api: str) -> None:
+    source = assembled(api)
+    groups = source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]
     shown = [name for group in groups for name in group["Parameters"]]
-    assert sorted(shown) == sorted(template.source["Parameters"])
+    assert sorted(shown) == sorted(source["Parameters"])
 
 
 # What invokes the worker

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from roundgate_aws.template import assembled, dump
 from tests.support.dynamodb import ROOT
 from tests.support.expanded import run
 
@@ -58,7 +59,16 @@ def test_a_mistake_is_found(tmp_path: Path, change: tuple[str, str], said: str) 
     assert re.search(said, found(tmp_path, *change))
 
 
-def test_the_template_has_none() -> None:
-    ran = run("check", "--quick")
+@pytest.mark.parametrize("api", ["http", "rest"])
+def test_the_whole_template_has_none(tmp_path: Path, api: str) -> None:
+    path = tmp_path / f"{api}.yaml"
+    path.write_text(dump(assembled(api)))
+    ran = run("check", "--quick", str(path))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert len(ran.stdout.splitlines()) == 1
+
+
+def test_the_template_of_the_repository_has_none_and_can_be_sent_in_a_request() -> None:
+    ran = run("check", "--quick", "template.yaml")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert len(SOURCE.encode()) < 40_000, "CloudFormation takes 51,200 bytes"

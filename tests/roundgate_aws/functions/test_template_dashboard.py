@@ -21,7 +21,6 @@ from roundgate_aws import http as lambda_http
 from roundgate_aws import worker as lambda_worker
 from roundgate_aws.template import StackTemplate
 from tests.roundgate_aws.functions.conftest import Functions, LambdaContext, recorded
-from tests.support.dynamodb import ROOT
 from tests.support.rounds import accept
 
 NAMES = {name: name for name in ("GatewayFunction", "WorkerFunction", "GatewayLog", "WorkerLog")}
@@ -53,7 +52,7 @@ LOGS = {"GatewayLog": "GatewayFunction", "WorkerLog": "WorkerFunction"}
 
 @pytest.fixture(scope="module")
 def widgets() -> list[dict[str, Any]]:
-    body = StackTemplate(ROOT / "template.yaml", {}, NAMES).properties("Dashboard")["DashboardBody"]
+    body = StackTemplate({}, NAMES).properties("Dashboard")["DashboardBody"]
     found: list[dict[str, Any]] = json.loads(body)["widgets"]
     return found
 
@@ -155,7 +154,7 @@ def test_every_metric_of_ours_is_in_the_log_of_its_function(
         for metric in directive["Metrics"]
         if isinstance(line[metric["Name"]], int | float)
     }
-    template = StackTemplate(ROOT / "template.yaml", {}, NAMES)
+    template = StackTemplate({}, NAMES)
     (filtered,) = template.properties("ThrottledRequests")["MetricTransformations"]
     emitted.add((filtered["MetricNamespace"], filtered["MetricName"], "ApiId", NAMES["Api"]))
     ours = {metric for metric in metrics(widgets) if metric[0] not in OF_AWS}
@@ -230,14 +229,14 @@ def test_widgets_cover_each_other_nowhere(widgets: list[dict[str, Any]]) -> None
 
 @pytest.mark.parametrize("restored", ["", "restored"])
 def test_the_dashboard_shows_the_table_that_the_functions_use(restored: str) -> None:
-    template = StackTemplate(ROOT / "template.yaml", {"TableName": restored}, NAMES)
+    template = StackTemplate({"TableName": restored}, NAMES)
     shown = json.loads(template.properties("Dashboard")["DashboardBody"])["widgets"]
     tables = {value for _, _, dimension, value in metrics(shown) if dimension == "TableName"}
     assert tables == {restored or NAMES["Table"]}
 
 
 def test_the_dashboard_of_a_rest_api_shows_its_metrics() -> None:
-    template = StackTemplate(ROOT / "template.yaml", {"ApiType": "rest"}, NAMES)
+    template = StackTemplate({"ApiType": "rest"}, NAMES)
     shown = json.loads(template.properties("Dashboard")["DashboardBody"])["widgets"]
     of_api = {metric[1:] for metric in metrics(shown) if metric[0] == "AWS/ApiGateway"}
     names = ("Count", "4XXError", "5XXError", "Latency")

@@ -13,7 +13,7 @@ from roundgate_aws.template import StackTemplate
 from tests.support import permissions
 from tests.support.permissions import KNOWN, Permission
 
-ROLES = ["GatewayRole", "WorkerRole", "RotationRole"]
+ROLES = ["GatewayRole", "RotationRole", "WorkerRole"]
 FUNCTIONS = ["GatewayFunction", "WorkerFunction", "RotationFunction"]
 OF_TASKS = FUNCTIONS[:2]
 RESTORED = "arn:aws:dynamodb:eu-central-1:123456789012:table/restored"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ from typing import Any
 import pytest
 
 from roundgate.errors import UsageError
-from roundgate_aws import upload
-from roundgate_aws.template import StackTemplate
+from roundgate_aws import template, upload
 from tests.support import moto_server
-from tests.support.dynamodb import ROOT
 
 boto3 = pytest.importorskip("boto3")
 pytest.importorskip("moto")
@@ -85,16 +82,19 @@ def test_the_template_in_the_bucket_names_the_code_there(
     s3.create_bucket(Bucket="releases-3")
     (tmp_path / "rotation").mkdir()
     (tmp_path / "rotation/rotate_keys.py").write_text("code")
-    shutil.copyfile(ROOT / "template.yaml", tmp_path / "template.yaml")
-    *code, template = upload.publish(tmp_path, "releases-3")
-    stored = s3.get_object(Bucket="releases-3", Key=template.rpartition("/")[2])["Body"].read()
-    assert stored == (tmp_path / "template.yaml").read_bytes()
-    source = StackTemplate(tmp_path / "template.yaml").source["Resources"]
+    written = tmp_path / "template.yaml"
+    written.write_text(template.dump(template.assembled("rest")))
+    *code, stored_template = upload.publish(tmp_path, "releases-3")
+    stored = s3.get_object(Bucket="releases-3", Key=stored_template.rpartition("/")[2])[
+        "Body"
+    ].read()
+    assert stored == written.read_bytes()
+    source = template.load(written)["Resources"]
     functions = ("GatewayFunction", "WorkerFunction", "RotationFunction")
     assert [source[name]["Properties"]["CodeUri"] for name in functions] == code
     assert all(url.startswith("s3://releases-3/") for url in code)
     assert source["RestStage"]["Properties"]["DeploymentId"]["Ref"] in source
-    assert upload.publish(tmp_path, "releases-3") == [*code, template], "the same again"
+    assert upload.publish(tmp_path, "releases-3") == [*code, stored_template], "the same again"
 
 
 def test_a_bucket_that_is_not_there_is_named(s3: Any, zips: list[Path]) -> None:
