@@ -86,7 +86,7 @@ class Deployment:
 
     def api(self, pool: EnvironmentPool) -> Front | RestFront:
         """Return the API in front of a pool of gateways."""
-        if self.template.holds({"Condition": "IsRest"}):
+        if self.template.named("AWS::ApiGateway::RestApi"):
             return RestFront(pool, self.template)
         stage = self.template.properties("ApiStage")["StageName"]
         return Front(pool, self.template.routes(), stage, integration_s=self.times.api_s)
