@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,17 +115,10 @@ class Units:
     """The bytes of the log lines, without the bytes that AWS adds to each."""
 
 
-REQUEST_LOG_BYTES = 310
-"""The bytes of the gateway's log line for a request."""
-TASK_NAME_BYTES = 65
-"""The bytes of a task's name in a log line."""
-TURN_LOG_BYTES = 260
-"""The bytes of the worker's log line for a turn."""
-SWEEP_LOG_BYTES = 400
-"""The bytes of the worker's log line for a sweep, which includes metrics."""
-COUNT_LOG_BYTES = 320
-"""The bytes of the log line with the metric of a task that is created, claimed or ended."""
-AWS_LOG_BYTES = {"api": 220 + 26, "function": 270 + 3 * 26}
+LEVELS, FORMATS = ("debug", "info", "warning", "error"), ("json", "text")
+LOGGED = "info json"
+"""The level and format of the computed costs, the defaults of the stack."""
+AWS_LOG_BYTES = {"api": 219 + 26, "function": 266 + 3 * 26}
 """The bytes of AWS's own lines: the API's line as defined in template.yaml; START, END and REPORT
 of an invocation; and 26 for each line."""
 
@@ -179,6 +172,13 @@ class Measured:
     """The writes of a sweep that finds no tasks: it records its time in the table."""
     poll_reads: float
     sweep_reads: float
+    log_bytes: Mapping[str, Mapping[str, int]]
+    """The bytes that both functions log for each operation, by level and format."""
+
+    @property
+    def logged(self) -> Mapping[str, int]:
+        """The bytes that the functions log for each operation with the defaults of the stack."""
+        return self.log_bytes[LOGGED]
 
     @classmethod
     def read(cls) -> Measured:
@@ -215,32 +215,32 @@ MEASURED = ROOT / "infra/measured.json"
 DOCUMENT = ROOT / "bench/costs.md"
 
 
-def plain_call() -> Units:
+def plain_call(measured: Measured) -> Units:
     """Return the units of a call that is answered immediately."""
-    return Units(requests=1, log_bytes=REQUEST_LOG_BYTES)
+    return Units(requests=1, log_bytes=measured.logged["plain call"])
 
 
-def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
+def call_in_rounds(rounds: int, assumed: Assumed, measured: Measured) -> Units:
     """Return the units of a call that asks questions and stores nothing."""
     return Units(
         requests=rounds,
         secret_reads=rounds / assumed.requests_per_key_read,
-        log_bytes=rounds * REQUEST_LOG_BYTES,
+        log_bytes=rounds * measured.logged["round"],
     )
 
 
 def task(assumed: Assumed, measured: Measured) -> Units:
     """Return the units of a call that becomes a task, asks once and is polled. All values are
     small, and each message is a batch of its own."""
-    return _task(measured.task(assumed), 2, assumed, measured)
+    return _task(measured.task(assumed), 2, assumed, measured, "task")
 
 
 def long_task(assumed: Assumed, measured: Measured) -> Units:
     """Return the units of a call that becomes a task of many steps and is polled."""
-    return _task(measured.long_task(assumed), 1, assumed, measured)
+    return _task(measured.long_task(assumed), 1, assumed, measured, "long task")
 
 
-def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> Units:
+def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured, kind: str) -> Units:
     requests, sent = (
         turns + assumed.polls,
         turns + assumed.resends,
@@ -253,9 +253,7 @@ def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> U
         writes=writes.together,
         reads=assumed.polls * measured.poll_reads + changes,
         messages=3 * sent,  # sent, received, deleted
-        log_bytes=requests * (REQUEST_LOG_BYTES + TASK_NAME_BYTES)
-        + sent * TURN_LOG_BYTES
-        + (sent + 2) * COUNT_LOG_BYTES,
+        log_bytes=measured.logged[kind],  # with ten polls and no resends
     )
 
 
@@ -294,7 +292,7 @@ def idle(
     """Yield each item of a month without calls, with its cost in dollars."""
     resources = [resource["Type"] for resource in template.source["Resources"].values()]
     sweep = assumed.worker_ms / 1000 * worker_gb * prices.gb_s + prices.invocations / MILLION
-    sweep_log = (SWEEP_LOG_BYTES + 26 + AWS_LOG_BYTES["function"]) / GB * prices.log_gb
+    sweep_log = (measured.logged["sweep"] + 26 + AWS_LOG_BYTES["function"]) / GB * prices.log_gb
     yield "metrics of alarms", alarm_metrics(template) * prices.alarm
     yield "dashboard", resources.count("AWS::CloudWatch::Dashboard") * prices.dashboard
     yield "metrics of the sweep", len(SWEEP_METRICS) * prices.metric
@@ -418,8 +416,8 @@ def tables(prices: Prices, assumed: Assumed) -> str:
         for name in ("GatewayMemory", "WorkerMemory")
     )
     columns = {
-        "plain call": plain_call(),
-        "call in 3 rounds": call_in_rounds(3, assumed),
+        "plain call": plain_call(measured),
+        "call in 3 rounds": call_in_rounds(3, assumed, measured),
         f"task: {assumed.steps} steps, 1 question, {assumed.polls} polls": task(assumed, measured),
         f"task: {LONG_STEPS} steps of {LONG_STEP_BYTES} bytes, {assumed.polls} polls": long_task(
             assumed, measured
@@ -454,9 +452,13 @@ def tables(prices: Prices, assumed: Assumed) -> str:
         ),
         "",
     ]
-    return "\n".join(
-        [*parts, *plain_table(["tasks a second, at most", *kinds], held, "{:,.0f}"), ""]
-    )
+    parts += [*plain_table(["tasks a second, at most", *kinds], held, "{:,.0f}"), ""]
+    logged = [
+        (settings.replace(" ", ", "), [float(count) for count in operations.values()])
+        for settings, operations in measured.log_bytes.items()
+    ]
+    head = ["bytes of logs", *measured.logged]
+    return "\n".join([*parts, *plain_table(head, logged, "{:,.0f}"), ""])
 
 
 def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> list[str]:

@@ -75,7 +75,8 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
     if handler.stream.closed:  # a process that runs several commands may replace standard error
         handler.stream = sys.stderr
     handler.setFormatter(_formatter(form, level, handler.stream, alone=alone))
-    for noisy in ("httpx", "httpcore", "mangum"):  # each logs a line per request, with its URL
+    # a line per request with its URL, or for debugging whole requests and answers, with secrets
+    for noisy in ("boto3", "botocore", "httpcore", "httpx", "mangum", "urllib3"):
         logging.getLogger(noisy).setLevel("WARNING")
 
 

@@ -31,7 +31,7 @@ class LambdaContext:
     """The context object of AWS Lambda, as far as we use it."""
 
     remaining_ms: int = 29_000
-    aws_request_id: str = "8f7d3b1e-request"
+    aws_request_id: str = "8f7d3b1e-6c1f-4f5e-9a57-0d3a6b2c4e10"
 
     def get_remaining_time_in_millis(self) -> int:
         return self.remaining_ms

@@ -7,7 +7,8 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 from infra import costs
 from roundgate import observability as logs
 from roundgate.clock import Clock
+from roundgate_aws import http as lambda_http
+from roundgate_aws import worker as lambda_worker
 from roundgate_aws.template import StackTemplate
-from tests.roundgate_aws.functions.at_aws import REQUEUE_S, Witness, begin, result, work
+from tests.roundgate_aws.functions.at_aws import REGION, REQUEUE_S, Witness, begin, result, work
 from tests.roundgate_aws.functions.at_aws import dynamodb as dynamodb
 from tests.roundgate_aws.functions.at_aws import endpoint as endpoint
 from tests.roundgate_aws.functions.at_aws import environ as environ
@@ -70,10 +73,9 @@ def log(functions: Functions) -> Iterator[io.StringIO]:
     logging.getLogger().removeHandler(handler)
 
 
-def counted(witness: Witness, log: io.StringIO) -> costs.Units:
-    """What has been used."""
+def counted(witness: Witness) -> costs.Units:
+    """What has been used, without the logs."""
     used = witness.used
-    lines = [line for line in log.getvalue().splitlines() if not _is_botocores(line)]
     return costs.Units(
         requests=used.get("gateway", 0),
         turns=used.get("worker", 0),
@@ -81,41 +83,29 @@ def counted(witness: Witness, log: io.StringIO) -> costs.Units:
         reads=used.get("reads", 0),
         messages=3 * used.get("sqs:SendMessage", 0),
         secret_reads=used.get("secretsmanager:GetSecretValue", 0),
-        log_bytes=sum(len(line.encode()) + 1 for line in lines),
     )
 
 
-def open_account(functions: Functions, witness: Witness, log: io.StringIO | None = None) -> None:
+def open_account(functions: Functions, witness: Witness) -> None:
     """Reserve the first block of the caller's account in both functions, which is written once for
     hundreds of tasks, and count from here."""
     task_id = begin(functions, "usual")
     work(functions, task_id)
     result(functions, "tasks/cancel", {"taskId": task_id})
     witness.used.clear()
-    if log is not None:
-        log.seek(0)
-        log.truncate()
 
 
-def _is_botocores(line: str) -> bool:
-    """Whether it tells of the emulators' addresses, which no function on AWS has."""
-    return str(json.loads(line).get("logger")).startswith("botocore")
+def units(computed: costs.Units) -> costs.Units:
+    """Computed units, without the logs."""
+    return replace(computed, log_bytes=0)
 
 
-def is_about(counted: costs.Units, computed: costs.Units) -> bool:
-    """The same units; of the logs a fifth less at most, for times have more digits on some days."""
-    assert computed.log_bytes * 0.8 <= counted.log_bytes <= computed.log_bytes, counted
-    return replace(counted, log_bytes=0) == replace(computed, log_bytes=0)
-
-
-def test_a_plain_call(functions: Functions, witness: Witness, log: io.StringIO) -> None:
+def test_a_plain_call(functions: Functions, witness: Witness) -> None:
     result(functions, "tools/call", {"name": "plain", "arguments": {}})
-    assert is_about(counted(witness, log), costs.plain_call())
+    assert counted(witness) == units(costs.plain_call(MEASURED))
 
 
-def test_a_call_in_rounds_uses_no_store(
-    functions: Functions, witness: Witness, log: io.StringIO
-) -> None:
+def test_a_call_in_rounds_uses_no_store(functions: Functions, witness: Witness) -> None:
     params = {"name": "ask", "arguments": {}}
     asked = result(functions, "tools/call", params)
     for key in ("one", "two"):
@@ -123,7 +113,7 @@ def test_a_call_in_rounds_uses_no_store(
     seldom = replace(
         ASSUMED, requests_per_key_read=3
     )  # the keys are read once, with the first of these three
-    assert is_about(counted(witness, log), costs.call_in_rounds(3, seldom))
+    assert counted(witness) == units(costs.call_in_rounds(3, seldom, MEASURED))
 
 
 @dataclass
@@ -171,7 +161,7 @@ class Meter:
         assert self.since() == costs.Writes(0, 0, 0)
         return float(self.witness.used.pop("reads"))
 
-    def measured(self) -> costs.Measured:
+    def measured(self, log_bytes: Mapping[str, Mapping[str, int]]) -> costs.Measured:
         """Everything that is paid for by the unit."""
         bare, create = self.created("bare")
         asks, answer, ends = self.turn(bare), self.answered(bare), self.turn(bare)
@@ -195,7 +185,17 @@ class Meter:
         parts = (long_steps.table, long_steps.due, long_steps.owned)
         long_step = costs.Writes(*(round(part / costs.LONG_STEPS, 3) for part in parts))
         return costs.Measured(
-            create, asks, ends, third, long_step, answer, resend, sweep, polled, sweep_reads
+            create,
+            asks,
+            ends,
+            third,
+            long_step,
+            answer,
+            resend,
+            sweep,
+            polled,
+            sweep_reads,
+            log_bytes,
         )
 
 
@@ -205,14 +205,19 @@ def test_what_the_costs_are_computed_from_is_what_is_counted(
     """With MEASURE=1 in the environment, what is counted is written down; then `python -m
     infra.costs --write`."""
     open_account(functions, witness)
-    found = Meter(functions, witness, monkeypatch).measured()
+    found = Meter(functions, witness, monkeypatch).measured(MEASURED.log_bytes)
     if os.environ.get("MEASURE"):
         found.write()
     assert found == costs.Measured.read()
 
 
-def test_a_task(functions: Functions, witness: Witness, log: io.StringIO) -> None:
-    open_account(functions, witness, log)
+def test_a_task(functions: Functions, witness: Witness) -> None:
+    open_account(functions, witness)
+    run_task(functions)
+    assert counted(witness) == units(costs.task(ASSUMED, MEASURED))
+
+
+def run_task(functions: Functions) -> None:
     task_id = begin(functions, "usual")
     work(functions, task_id)
     for _ in range(ASSUMED.polls // 2):
@@ -223,16 +228,98 @@ def test_a_task(functions: Functions, witness: Witness, log: io.StringIO) -> Non
     work(functions, task_id)
     for _ in range(ASSUMED.polls // 2):
         assert result(functions, "tasks/get", {"taskId": task_id})["status"] == "completed"
-    assert is_about(counted(witness, log), costs.task(ASSUMED, MEASURED))
 
 
-def test_a_task_of_many_steps(functions: Functions, witness: Witness, log: io.StringIO) -> None:
-    open_account(functions, witness, log)
+def test_a_task_of_many_steps(functions: Functions, witness: Witness) -> None:
+    open_account(functions, witness)
+    run_long_task(functions)
+    assert counted(witness) == units(costs.long_task(ASSUMED, MEASURED))
+
+
+def run_long_task(functions: Functions) -> None:
     task_id = begin(functions, "long")
     work(functions, task_id)
     for _ in range(ASSUMED.polls):
         assert result(functions, "tasks/get", {"taskId": task_id})["status"] == "completed"
-    assert is_about(counted(witness, log), costs.long_task(ASSUMED, MEASURED))
+
+
+# Bytes of logs
+
+
+@pytest.mark.parametrize("form", costs.FORMATS)
+@pytest.mark.parametrize("level", costs.LEVELS)
+def test_the_bytes_of_logs_are_those_that_the_functions_write(
+    environ: dict[str, str],
+    witness: Witness,
+    capsys: pytest.CaptureFixture[str],
+    level: str,
+    form: str,
+) -> None:
+    """With MEASURE=1 in the environment, they are written down. Times have more digits on some
+    days."""
+    name = "shop-GatewayFunction-1A2B3C4D5E6F"
+    logs = {"GATEWAY_LOG_LEVEL": level, "GATEWAY_LOG_FORMAT": form}
+    environ |= {"AWS_LAMBDA_FUNCTION_NAME": name, **logs}
+    with (
+        closing(lambda_http.make_handler(environ)) as http,
+        closing(lambda_worker.make_handler(environ)) as worker,
+    ):
+        functions = Functions(http, worker)
+        open_account(functions, witness)
+        found = {}
+        for operation, run in OPERATIONS.items():
+            capsys.readouterr()
+            run(functions)
+            found[operation] = len("".join(capsys.readouterr()).encode())
+    if os.environ.get("MEASURE"):
+        measured = costs.Measured.read()
+        log_bytes = {**measured.log_bytes, f"{level} {form}": found}
+        replace(measured, log_bytes=log_bytes).write()
+    for operation, size in MEASURED.log_bytes[f"{level} {form}"].items():
+        assert found[operation] == pytest.approx(size, rel=0.1), operation
+
+
+def call_plain(functions: Functions) -> None:
+    result(functions, "tools/call", {"name": "plain", "arguments": {}})
+
+
+def ask_once(functions: Functions) -> None:
+    result(functions, "tools/call", {"name": "ask", "arguments": {}})
+
+
+def sweep(functions: Functions) -> None:
+    functions.worker(recorded("schedule"), LambdaContext())
+
+
+OPERATIONS: dict[str, Callable[[Functions], None]] = {
+    "plain call": call_plain,
+    "round": ask_once,
+    "task": run_task,
+    "long task": run_long_task,
+    "sweep": sweep,
+}
+
+
+def test_a_log_for_debugging_has_no_keys_and_no_rows(
+    environ: dict[str, str], witness: Witness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """botocore logs requests and answers for debugging, and with them what they contain."""
+    import boto3
+
+    environ["GATEWAY_LOG_LEVEL"] = "debug"
+    with (
+        closing(lambda_http.make_handler(environ)) as http,
+        closing(lambda_worker.make_handler(environ)) as worker,
+    ):
+        functions = Functions(http, worker)
+        ask_once(functions)
+        run_task(functions)
+    written = "".join(capsys.readouterr())
+    client = boto3.Session("test", "test", region_name=REGION).client("secretsmanager")
+    secret = client.get_secret_value(SecretId=environ["GATEWAY_STATE_KEYS_SECRET"])["SecretString"]
+    assert '"request"' in written
+    assert secret not in written
+    assert "TableName" not in written
 
 
 def test_a_resend_costs_a_write_a_message_and_a_turn() -> None:
@@ -241,13 +328,10 @@ def test_a_resend_costs_a_write_a_message_and_a_turn() -> None:
     assert (one.messages - none.messages, one.turns - none.turns) == (3, 1)
 
 
-def test_a_sweep_that_finds_nothing_logs_what_is_said(
-    functions: Functions, witness: Witness, log: io.StringIO
-) -> None:
-    functions.worker(recorded("schedule"), LambdaContext())
-    used = counted(witness, log)
+def test_a_sweep_that_finds_nothing_writes_its_time(functions: Functions, witness: Witness) -> None:
+    sweep(functions)
+    used = counted(witness)
     assert (used.writes, used.messages) == (MEASURED.sweep.together, 0)
-    assert costs.SWEEP_LOG_BYTES * 0.8 <= used.log_bytes <= costs.SWEEP_LOG_BYTES
 
 
 def test_an_alarm_costs_by_the_metrics_that_it_looks_at() -> None:

@@ -4,6 +4,7 @@ template that a user takes over."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from roundgate.errors import ConfigError, UsageError
 from roundgate_aws import template
 from roundgate_aws.template import StackTemplate, assembled, merged, with_overlay
+from tests.support.dynamodb import ROOT
 from tests.support.expanded import expanded
 
 BEFORE = Path(__file__).with_name("template-one-file.json")
@@ -67,6 +69,25 @@ def test_state_stays_when_the_stack_is_deleted_and_can_be_imported() -> None:
     for name in ("Table", "StateKeys", "GatewayLog", "WorkerLog", "RotationLog"):
         assert resources[name]["DeletionPolicy"] == "RetainExceptOnCreate"
         assert resources[name]["UpdateReplacePolicy"] == "Retain"
+
+
+@pytest.mark.parametrize("page", ["audit", "deploy", "observability"])
+def test_documents_name_log_groups_that_exist(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text("utf-8")
+    stack = StackTemplate({"ApiType": "http"}, {"AWS::StackName": "shop"})
+    groups = stack.named("AWS::Logs::LogGroup")
+    names = {stack.properties(name).get("LogGroupName") for name in groups}
+    assert set(re.findall(r"\b[A-Z]\w+Log\b", text)) <= {*groups}
+    assert set(re.findall(r"/aws/\w+/[\w/-]+", text)) <= {*names, "/aws/vendedlogs/shop/"}
+
+
+def test_the_audit_log_is_exported_from_both_functions() -> None:
+    text = (ROOT / "docs/audit.md").read_text("utf-8")
+    (resources,) = re.findall(r"for resource in ([\w ]+);", text)
+    source = assembled()["Resources"]
+    for name in ("GatewayFunction", "WorkerFunction"):
+        group = source[name]["Properties"]["LoggingConfig"]["LogGroup"]["Ref"]
+        assert group in resources.split()
 
 
 # Merging
