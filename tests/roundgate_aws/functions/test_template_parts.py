@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from roundgate.errors import ConfigError, UsageError
 from roundgate_aws import template
 from roundgate_aws.template import StackTemplate, assembled, merged, with_overlay
 from tests.support.dynamodb import ROOT
-from tests.support.expanded import expanded
+from tests.support.expanded import expanded, schemas
+
+pytest.importorskip("botocore")
+from botocore.validate import ParamValidator
 
 BEFORE = Path(__file__).with_name("template-one-file.json")
 """The resources of a stack with the default parameters, from the last template that was one file,
@@ -88,6 +93,61 @@ def test_the_audit_log_is_exported_from_both_functions() -> None:
     for name in ("GatewayFunction", "WorkerFunction"):
         group = source[name]["Properties"]["LoggingConfig"]["LogGroup"]["Ref"]
         assert group in resources.split()
+
+
+# A restored table comes back into the stack (docs/runbooks/restore-table.md)
+
+COMMANDS = (ROOT / "docs/runbooks/restore-table.md").read_text("utf-8").partition("## Import")[2]
+
+
+def evaluated(source: dict[str, Any], parameters: dict[str, str], **known: str) -> dict[str, Any]:
+    stack = StackTemplate(parameters, {"Queue": "https://queue", **known}, source)
+    return {
+        name: stack.value({key: value for key, value in one.items() if key != "Condition"})
+        for name, one in source["Resources"].items()
+        if "Condition" not in one or stack.holds({"Condition": one["Condition"]})
+    }
+
+
+def test_the_import_changes_nothing_but_the_table(tmp_path: Path) -> None:
+    if (jq := shutil.which("jq")) is None:
+        pytest.skip("jq is not installed")
+    (change,) = re.findall(r"^jq '([^']+)' deployed", COMMANDS, re.MULTILINE)
+    deployed = tmp_path / "deployed.json"
+    deployed.write_text(json.dumps(expanded()))
+    ran = subprocess.run([jq, change, str(deployed)], capture_output=True, check=True)
+    restored = {"TableName": "shop-restored"}
+    before = evaluated(expanded(), restored)
+    after = evaluated(json.loads(ran.stdout), restored)
+    assert after.keys() - before.keys() == {"Table"}
+    assert {name: after[name] for name in before} == before
+    # the deployment that follows names the same table by the resource
+    arn = "arn:aws:dynamodb:eu-central-1:123456789012:table/shop-restored"
+    known = {"Table": "shop-restored", "Table.Arn": arn}
+    assert evaluated(expanded(), {"TableName": ""}, **known) == after
+
+
+def test_the_import_is_a_request_that_cloudformation_knows() -> None:
+    from botocore.session import get_session
+
+    (text,) = re.findall(r"--resources-to-import '([^']+)'", COMMANDS)
+    model = get_session().get_service_model("cloudformation").operation_model("CreateChangeSet")
+    request = {
+        "StackName": "shop",
+        "ChangeSetName": "import-table",
+        "ChangeSetType": "IMPORT",
+        "TemplateURL": "https://releases.s3.eu-central-1.amazonaws.com/shop/import.json",
+        "Capabilities": ["CAPABILITY_IAM"],
+        "Parameters": [{"ParameterKey": "TableName", "UsePreviousValue": True}],
+        "ResourcesToImport": json.loads(text),
+    }
+    assert not ParamValidator().validate(request, model.input_shape).has_errors()
+    (table,) = request["ResourcesToImport"]
+    kind = schemas()[table["ResourceType"]]
+    assert kind["primaryIdentifier"] == [
+        f"/properties/{name}" for name in table["ResourceIdentifier"]
+    ]
+    assert "read" in kind["handlers"], "what CloudFormation needs to import a resource"
 
 
 # Merging
