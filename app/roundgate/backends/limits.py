@@ -13,8 +13,8 @@ The end of a call frees its place. A plain function cannot be cancelled, so the 
 call is freed when its function ends.
 
 Each round of a call counts, and each turn of a task. A call that may become a task waits for
-`TASK_WAIT_S`; then it becomes one. A task waits as long; then BackendBusy ends its turn, and the
-worker releases it until later.
+`TASK_WAIT_S`; then it becomes one. A task waits as long, or not at all if `_MAX_TASKS` wait already,
+because it holds its worker; then BackendBusy ends its turn, and the worker releases it until later.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from roundgate.storage.rates import Buckets, Caller, LocalBuckets, Quota, Shared
 TASK_WAIT_S: Final = 1.0
 """Seconds for which a task waits in the queue and holds its worker, and a call that may become a task
 waits before it becomes one."""
+_MAX_TASKS: Final = 2
+"""The number of tasks that wait at once for a back end or tool. More would hold all workers."""
 _EVERYBODY: Final[Caller] = ("", "", "")
 """The key of the one bucket."""
 
@@ -112,13 +114,16 @@ class _Use:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.running = 0
         self.waiting = WaitingCalls()
+        self.tasks = 0
+        """The number of waiting calls of tasks."""
         self.freed: asyncio.Future[None] | None = None
         """Set while the first waiting call needs a place."""
 
     def follow(self, loop: asyncio.AbstractEventLoop) -> None:
         """Forget the calls of another event loop, which has ended."""
         if loop is not self.loop:
-            self.loop, self.running, self.waiting, self.freed = loop, 0, WaitingCalls(), None
+            self.loop, self.running, self.tasks = loop, 0, 0
+            self.waiting, self.freed = WaitingCalls(), None
 
 
 class CallLimiter:
@@ -164,7 +169,9 @@ class CallLimiter:
         return self._use.running, len(self._use.waiting)
 
     @asynccontextmanager
-    async def place(self, caller: Caller, wait_s: float) -> AsyncIterator[None]:
+    async def place(
+        self, caller: Caller, wait_s: float, *, is_task: bool = False
+    ) -> AsyncIterator[None]:
         """Hold a place for the block. Wait for it at most `wait_s` seconds, and no longer than the
         configuration says.
 
@@ -173,7 +180,8 @@ class CallLimiter:
         """
         self._use.follow(asyncio.get_running_loop())
         if self._use.waiting or not await self._enter():
-            await self._wait(caller, min(wait_s, self._config.wait_s))
+            wait_s = min(wait_s, self._config.wait_s)
+            await (self._wait_as_task if is_task else self._wait)(caller, wait_s)
         try:
             yield
         finally:
@@ -193,22 +201,48 @@ class CallLimiter:
             self._leave()
         return is_in
 
+    async def _wait_as_task(self, caller: Caller, wait_s: float) -> None:
+        use = self._use
+        if use.tasks >= _MAX_TASKS:
+            raise self._busy(f"{use.tasks} tasks wait for it already")
+        use.tasks += 1
+        try:
+            await self._wait(caller, wait_s)
+        finally:
+            use.tasks -= 1
+
     async def _wait(self, caller: Caller, wait_s: float) -> None:
         waiting = self._use.waiting
         full = f"{len(waiting)} calls wait for it already"
         if len(waiting) >= self._config.waiting and not (waiting and waiting.displace(caller)):
             raise self._busy(full)
         turn = waiting.join(caller)
+        # a task of its own, because the journal records a time limit that cancels the handler
+        entering = asyncio.create_task(self._enter_in_turn(turn))
+        timer = asyncio.get_running_loop().call_later(wait_s, entering.cancel)
         try:
-            async with asyncio.timeout(wait_s):
-                if not await turn:
-                    raise self._busy(full)
-                await self._enter_first()
-        except TimeoutError:
-            raise self._busy(f"this call has waited for {wait_s:.3g} s") from None
+            await asyncio.wait([entering])
+        except asyncio.CancelledError:
+            has_ended = not entering.cancel() and not entering.cancelled()
+            if has_ended and entering.exception() is None and entering.result():
+                self._leave()
+            raise
         finally:
+            timer.cancel()
             waiting.leave(caller, turn)
+        if entering.cancelled():
+            raise self._busy(f"this call has waited for {wait_s:.3g} s")
+        if not entering.result():
+            raise self._busy(full)
         Metrics().limited(self.name, "waited")
+
+    async def _enter_in_turn(self, turn: WaitingCall) -> bool:
+        """Take a place and a token when the call is the first one; return False if it has been
+        displaced."""
+        if not await turn:
+            return False
+        await self._enter_first()
+        return True
 
     async def _enter_first(self) -> None:
         """Take a place and a token as soon as both are free."""
@@ -287,6 +321,7 @@ async def _places(
     """Hold a place of each limiter for the block. A call that ends the external work of a task needs
     none, and neither does a call that only becomes a task."""
     call = call_of(context)
+    is_task = call.task_id is not None
     may_become_task = isinstance(call, Call) and call.may_become_task
     if call.cleanup is not None or (may_become_task and tool.begins_as_task):
         yield
@@ -297,9 +332,10 @@ async def _places(
         for limiter in limiters:
             left_ms = call.deadline.remaining_ms()
             wait_s = inf if left_ms is None else left_ms / 1000
-            if call.task_id is not None or may_become_task:
+            if is_task or may_become_task:
                 wait_s = min(wait_s, TASK_WAIT_S)
-            await held.enter_async_context(limiter.place(call.principal.identity, wait_s))
+            place = limiter.place(call.principal.identity, wait_s, is_task=is_task)
+            await held.enter_async_context(place)
         yield
 
 

@@ -373,6 +373,54 @@ async def test_a_task_waits_without_a_worker_and_says_so() -> None:
     assert shop.most == 1
 
 
+async def test_many_waiting_tasks_do_not_delay_other_tasks() -> None:
+    shop = Shop()
+
+    @tool(task="required")
+    async def report(ctx: Context) -> int:
+        await ctx.continue_as_task()
+        return await shop.serve()
+
+    @tool(task="required")
+    def other() -> str:
+        return "other"
+
+    override = {"report": {"limits": {"concurrent": 1}}}
+    async with serving(
+        report, other, backend={"override": override}, tasks={"concurrency": 4}
+    ) as mcp:
+        tasks = TaskClient(mcp)
+        ids = await asyncio.gather(*(tasks.begin("report") for _ in range(30)))
+        await until(lambda: shop.now == 1)
+        async with asyncio.timeout(5):  # 30 s if each task waits with a worker
+            assert await tasks.text(await tasks.begin("other")) == "other"
+        shop.may_end.set()
+        async with asyncio.timeout(60):
+            assert len({*await asyncio.gather(*map(tasks.text, ids))}) == 30
+
+
+async def test_a_call_that_has_waited_in_vain_replays_without_its_wait() -> None:
+    shop = Shop()
+
+    @tool
+    async def order() -> int:
+        return await shop.serve()
+
+    @tool(task="required")
+    async def report(ctx: Context) -> str:
+        await ctx.continue_as_task()
+        return str(await ctx.step("text", lambda: "reported"))
+
+    async with serving(order, report, limits={"concurrent": 1}) as mcp:
+        tasks = TaskClient(mcp)
+        running = asyncio.create_task(mcp.call("order"))
+        await until(lambda: shop.now == 1)
+        task = await tasks.begin("report")
+        shop.may_end.set()
+        await running
+        assert await tasks.text(task) == "reported"
+
+
 async def test_a_reload_keeps_the_running_calls_and_takes_the_new_limits() -> None:
     clock = FixedClock()
     before = CallLimiter("shop", BackendLimits(concurrent=1), None, None, clock)
