@@ -113,11 +113,18 @@ class _Use:
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.running = 0
+        self.most: float = inf
+        """The limit on running calls: that of the latest call, whose limiter is the newest."""
         self.waiting = WaitingCalls()
         self.tasks = 0
         """The number of waiting calls of tasks."""
         self.freed: asyncio.Future[None] | None = None
         """Set while the first waiting call needs a place."""
+
+    def wake(self) -> None:
+        """Let the first waiting call look for a place."""
+        if self.freed is not None and not self.freed.done():
+            self.freed.set_result(None)
 
     def follow(self, loop: asyncio.AbstractEventLoop) -> None:
         """Forget the calls of another event loop, which has ended."""
@@ -179,6 +186,9 @@ class CallLimiter:
             BackendBusy: too many calls wait, or no place became free in time.
         """
         self._use.follow(asyncio.get_running_loop())
+        if self._use.most != self._most:  # the first call after a reload
+            self._use.most = self._most
+            self._use.wake()
         if self._use.waiting or not await self._enter():
             wait_s = min(wait_s, self._config.wait_s)
             await (self._wait_as_task if is_task else self._wait)(caller, wait_s)
@@ -189,7 +199,7 @@ class CallLimiter:
 
     async def _enter(self) -> bool:
         """Take a place and a token; return whether both were free."""
-        if self._use.running >= self._most:
+        if self._use.running >= self._use.most:
             return False
         self._use.running += 1
         try:
@@ -246,7 +256,7 @@ class CallLimiter:
 
     async def _enter_first(self) -> None:
         """Take a place and a token as soon as both are free."""
-        while self._use.running >= self._most:
+        while self._use.running >= self._use.most:
             self._use.freed = asyncio.get_running_loop().create_future()
             await self._use.freed
         self._use.running += 1
@@ -259,8 +269,7 @@ class CallLimiter:
 
     def _leave(self) -> None:
         self._use.running -= 1
-        if self._use.freed is not None and not self._use.freed.done():
-            self._use.freed.set_result(None)
+        self._use.wake()
 
     async def _take(self) -> int:
         """Take a token; return 0, or the milliseconds until there may be one."""

@@ -433,6 +433,23 @@ async def test_a_reload_keeps_the_running_calls_and_takes_the_new_limits() -> No
                     pass
 
 
+async def test_a_reload_that_raises_a_limit_lets_waiting_calls_run() -> None:
+    clock, may_end = FixedClock(), asyncio.Event()
+    before = CallLimiter("shop", BackendLimits(concurrent=1), None, None, clock)
+
+    async def call(limiter: CallLimiter) -> None:
+        async with limiter.place(ANN, inf):
+            await may_end.wait()
+
+    calls = [asyncio.create_task(call(before)) for _ in range(3)]
+    await until(lambda: before.use == (1, 2))
+    after = CallLimiter("shop", BackendLimits(concurrent=4), before, None, clock)
+    calls.append(asyncio.create_task(call(after)))
+    await until(lambda: after.use == (4, 0))
+    may_end.set()
+    await asyncio.gather(*calls)
+
+
 def test_a_limiter_forgets_the_calls_of_an_event_loop_that_has_ended() -> None:
     limiter = CallLimiter("shop", BackendLimits(concurrent=1), None, None, FixedClock())
 
