@@ -71,10 +71,32 @@ _Loader.add_multi_constructor("!", _short_form)
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without aliases, which CloudFormation refuses."""
+    """YAML with CloudFormation's short forms, and without aliases, which CloudFormation refuses."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+def _with_short_form(dumper: _Dumper, value: dict[str, Any]) -> yaml.Node:
+    if _is_intrinsic(value):
+        ((name, content),) = value.items()
+        tag = f"!{name.removeprefix('Fn::')}"
+        if tag == "!GetAtt" and isinstance(content, list):
+            content = ".".join(content)
+        if isinstance(content, str):
+            return dumper.represent_scalar(tag, content)
+        if isinstance(content, list):
+            return dumper.represent_sequence(tag, content)
+    return dumper.represent_dict(value)
+
+
+def _with_lines(dumper: _Dumper, value: str) -> yaml.Node:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
+
+
+_Dumper.add_representer(dict, _with_short_form)
+_Dumper.add_representer(str, _with_lines)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -85,7 +107,8 @@ def load(path: Path) -> dict[str, Any]:
 
 def dump(source: Mapping[str, Any]) -> str:
     """Return a template as YAML."""
-    return yaml.dump(source, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 110}
+    return yaml.dump(source, Dumper=_Dumper, default_flow_style=None, **style)
 
 
 # The parts

@@ -66,7 +66,19 @@ def test_only_the_chosen_kind_of_api_is_rendered(api: str) -> None:
     assert other not in kinds
     text = template.dump(assembled(api))
     assert ("RestApi" in text) is (api == "rest")
-    assert " &" not in text, "CloudFormation refuses aliases"
+    assert not re.search(r"[:-] [&*]\w", text), "CloudFormation refuses aliases"
+
+
+@pytest.mark.parametrize("api", ["http", "rest"])
+def test_a_written_template_has_short_forms_and_nothing_else_than_before(
+    tmp_path: Path, api: str
+) -> None:
+    written = template.write(assembled(api), tmp_path)
+    text = written.read_text("utf-8")
+    assert template.load(written) == assembled(api)
+    assert "Fn::" not in text
+    assert "      Role: !GetAtt 'GatewayRole.Arn'\n" in text
+    assert '\n          {"type": "metric", ' in text, "the dashboard stays readable"
 
 
 def test_state_stays_when_the_stack_is_deleted_and_can_be_imported() -> None:
