@@ -62,7 +62,7 @@ HOMES = {
             "roundgate_testing.suites.expecting",
             "roundgate_testing.cassettes.files",
         ),
-        *("roundgate_aws.template", "roundgate_aws.stack"),
+        *("roundgate_aws.parts", "roundgate_aws.template", "roundgate_aws.stack"),
     },
     "jmespath": {"backends.shaping", "roundgate_testing.suites.variables"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},

@@ -5,7 +5,7 @@ to the stack, at AWS or on this machine.
 
     gateway.yaml ──▶ contents ──┐ requirements ──▶ locking  ──┴─▶ packaging ──▶ gateway.zip,
     worker.zip ──┬─▶ deploying ◀── options
-      template.yaml, infra/stack ──▶ template ──▶ template.yaml ──────────┴─▶ stack
+      template.yaml, infra/stack ──▶ parts ──▶ template ──▶ template.yaml ┴─▶ stack
 
 The rest runs on a developer's machine, never in a function. `machine` installs the tools once, into a cache.
 """

@@ -17,7 +17,7 @@ from roundgate.cli.arguments import Commands, add_config, command, configuration
 from roundgate.errors import ConfigError, UsageError
 from roundgate.runtime import loading
 from roundgate.settings import kept_at_aws
-from roundgate_aws import deploying, machine, options, packaging, template, upload
+from roundgate_aws import deploying, machine, options, packaging, parts, template, upload
 
 
 def declare(commands: Commands) -> None:
@@ -32,9 +32,7 @@ def declare(commands: Commands) -> None:
     about = "output folder (default: .build beside gateway.yaml)"
     package.add_argument("--out", type=Path, help=about)
     about = "type of the API; rest streams (default: http)"
-    package.add_argument(
-        "--api", choices=(template.HTTP, template.REST), default=template.HTTP, help=about
-    )
+    package.add_argument("--api", choices=(parts.HTTP, parts.REST), default=parts.HTTP, help=about)
     about = "also put the zips and the template into a bucket, and print their URLs"
     package.add_argument("--s3", metavar="BUCKET[/PREFIX]", help=about)
     flag(package, "--lock", "resolve the newest versions of packages")

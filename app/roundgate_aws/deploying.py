@@ -28,9 +28,9 @@ from typing import Any, Final
 
 from roundgate.errors import UsageError
 from roundgate.settings import Reference, kept_at_aws, yaml_file
-from roundgate_aws import template as templates
+from roundgate_aws import parts
 from roundgate_aws.options import NO_EXECUTE, OVERRIDES, DeployOptions
-from roundgate_aws.template import env_parameters, parameter_name
+from roundgate_aws.template import env_parameters, parameter_name, with_overlay
 
 LATER: Final = "later"
 """The value of `ProtectTable` while a new stack is being created."""
@@ -81,11 +81,11 @@ def check(
     """
     value, says = read_configuration(config), {**stored, **options.overrides}
     api = api_type(says)
-    source = templates.with_overlay(templates.assembled(api), config)
+    source = with_overlay(parts.assembled(api), config)
     parameters_of_template = {**source["Parameters"], **env_parameters(_env(value))}
-    other_api = templates.HTTP if api == templates.REST else templates.REST
+    other_api = parts.HTTP if api == parts.REST else parts.REST
     for name in options.overrides.keys() - parameters_of_template.keys():
-        if name in templates.assembled(other_api)["Parameters"]:
+        if name in parts.assembled(other_api)["Parameters"]:
             raise UsageError(
                 f"{name} needs ApiType={other_api}. Remove it, or pass the other ApiType."
             )
@@ -113,7 +113,7 @@ def check(
 
 def api_type(says: Mapping[str, str]) -> str:
     """Return the kind of API that the parameters choose."""
-    return says.get("ApiType", templates.HTTP)
+    return says.get("ApiType", parts.HTTP)
 
 
 def _check_callers(
@@ -184,7 +184,7 @@ def _check_domain(says: Mapping[str, str]) -> None:
 
 def parameters(options: DeployOptions, stored: Mapping[str, str]) -> dict[str, str]:
     """Return all parameters to pass, always including the architecture."""
-    default = templates.assembled()["Parameters"]["Architecture"]["Default"]
+    default = parts.assembled()["Parameters"]["Architecture"]["Default"]
     values = {"Architecture": stored.get("Architecture", default), **options.overrides}
     if not stored:
         is_open = values.get("ProtectTable") == "false"
@@ -216,7 +216,7 @@ def release_digest(says: Mapping[str, str], template: Path) -> str:
         says: the known parameters; for others the template's defaults count.
         template: the file that `roundgate package` wrote beside the zips.
     """
-    declared: Mapping[str, Any] = templates.load(template)["Parameters"]
+    declared: Mapping[str, Any] = parts.load(template)["Parameters"]
     values = {
         name: str(parameter["Default"])
         for name, parameter in declared.items()

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from roundgate.errors import UsageError
 from roundgate.settings import yaml_file
-from roundgate_aws import template
+from roundgate_aws import parts
 
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")
@@ -212,19 +212,19 @@ def commented() -> str:
     """Return TOML comments that list the parameters a user may set, with descriptions and
     defaults."""
     seen = set(_FOUND_BY_DEPLOY)
-    parts = []
-    for api in (template.HTTP, template.REST):
-        source = template.assembled(api)
+    groups = []
+    for api in (parts.HTTP, parts.REST):
+        source = parts.assembled(api)
         for group in source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]:
             names = [name for name in group["Parameters"] if name not in seen]
             seen.update(names)
             if names:
-                only = " (with ApiType=rest)" if api == template.REST else ""
+                only = " (with ApiType=rest)" if api == parts.REST else ""
                 lines = (
                     line for name in names for line in _comment(name, source["Parameters"][name])
                 )
-                parts.append("\n".join((f"## {group['Label']['default']}{only}", *lines)))
-    return "\n\n".join(parts)
+                groups.append("\n".join((f"## {group['Label']['default']}{only}", *lines)))
+    return "\n\n".join(groups)
 
 
 def _comment(name: str, parameter: Mapping[str, Any]) -> Iterator[str]:

@@ -1,12 +1,6 @@
-"""The stack's template: its parts, evaluation with parameters, and the version for a package.
+"""The stack's template: the user's overlay, evaluation with parameters, and the version for a package.
 
-    template.yaml                   state, functions and an HTTP API; `sam deploy` takes it as it is
-    + infra/stack/versions.yaml     SnapStart and gradual deployments
-    + infra/stack/alarms.yaml       alarms, and the dashboard of dashboard.json
-    + infra/stack/rest.yaml         with ApiType=rest: a REST API in place of the HTTP API
-    + stack-overlay.yaml            beside gateway.yaml: the user's changes
-
-Each part is merged into the one before (`merged`).
+`stack-overlay.yaml` beside gateway.yaml is merged into the template as its `parts` are.
 
 `env` of gateway.yaml becomes parameters of the stack:
 
@@ -17,11 +11,10 @@ Each part is merged into the one before (`merged`).
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +26,7 @@ import yaml
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.settings import expressions, is_kept_at_aws
-from roundgate_aws import machine
+from roundgate_aws import machine, parts
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _PSEUDO: Final[Mapping[str, Any]] = MappingProxyType(
@@ -46,181 +39,6 @@ _PSEUDO: Final[Mapping[str, Any]] = MappingProxyType(
         "AWS::URLSuffix": "amazonaws.com",
     }
 )
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with CloudFormation's short forms: `!Ref X` becomes `{"Ref": "X"}`,
-    `!Sub …` `{"Fn::Sub": …}`."""
-
-
-def _short_form(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]:
-    value: Any
-    match node:
-        case yaml.ScalarNode():
-            value = loader.construct_scalar(node)
-        case yaml.SequenceNode():
-            value = loader.construct_sequence(node, deep=True)
-        case _:
-            value = loader.construct_mapping(node, deep=True)  # type: ignore[arg-type]
-    if suffix == "GetAtt" and isinstance(value, str):
-        value = value.split(".", 1)
-    return {suffix if suffix in ("Ref", "Condition") else f"Fn::{suffix}": value}
-
-
-_Loader.add_multi_constructor("!", _short_form)
-
-
-class _Dumper(yaml.SafeDumper):
-    """YAML with CloudFormation's short forms, and without aliases, which CloudFormation refuses."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _with_short_form(dumper: _Dumper, value: dict[str, Any]) -> yaml.Node:
-    if _is_intrinsic(value):
-        ((name, content),) = value.items()
-        tag = f"!{name.removeprefix('Fn::')}"
-        if tag == "!GetAtt" and isinstance(content, list):
-            content = ".".join(content)
-        if isinstance(content, str):
-            return dumper.represent_scalar(tag, content)
-        if isinstance(content, list):
-            return dumper.represent_sequence(tag, content)
-    return dumper.represent_dict(value)
-
-
-def _with_lines(dumper: _Dumper, value: str) -> yaml.Node:
-    style = "|" if "\n" in value else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
-
-
-_Dumper.add_representer(dict, _with_short_form)
-_Dumper.add_representer(str, _with_lines)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Return the content of a template, with long forms and without shared values."""
-    content: dict[str, Any] = json.loads(json.dumps(yaml.load(path.read_text("utf-8"), _Loader)))
-    return content
-
-
-def dump(source: Mapping[str, Any]) -> str:
-    """Return a template as YAML."""
-    style: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 110}
-    return yaml.dump(source, Dumper=_Dumper, default_flow_style=None, **style)
-
-
-# The parts
-
-HTTP: Final = "http"
-REST: Final = "rest"
-
-
-def assembled(api: str = HTTP) -> dict[str, Any]:
-    """Return the whole template for a kind of API, `http` or `rest`."""
-    names = ("versions", "alarms", *([REST] if api == REST else []))
-    source = load(machine.TEMPLATE)
-    for name in names:
-        source = merged(source, load(machine.PARTS / f"{name}.yaml"))
-    alarms = source.pop("Alarms")
-    source["Resources"] |= {name: _alarm(alarm) for name, alarm in alarms.items()}
-    dashboard = source["Resources"]["Dashboard"]["Properties"]["DashboardBody"]["Fn::Sub"]
-    dashboard[0] = (machine.PARTS / dashboard[0]).read_text("utf-8")
-    _keep_declared(source)
-    return source
-
-
-def _keep_declared(source: Mapping[str, Any]) -> None:
-    """Remove the parameters that a part has removed from the groups, and groups without any."""
-    interface = source["Metadata"]["AWS::CloudFormation::Interface"]
-    for group in interface["ParameterGroups"]:
-        group["Parameters"] = [one for one in group["Parameters"] if one in source["Parameters"]]
-    interface["ParameterGroups"] = [
-        one for one in interface["ParameterGroups"] if one["Parameters"]
-    ]
-
-
-def merged(base: Any, change: Any) -> Any:
-    """Return a template with the changes of another one: mappings are merged, `null` removes a
-    member, and any other value replaces the base's. Groups of parameters are added to the base's
-    groups with the same label."""
-    if not isinstance(base, dict) or not isinstance(change, dict):
-        return change
-    if _is_intrinsic(base) or _is_intrinsic(change):
-        return change
-    found = dict(base)
-    for name, value in change.items():
-        if value is None:
-            found.pop(name, None)
-        elif name == "ParameterGroups":
-            found[name] = _groups([*found.get(name, []), *value])
-        else:
-            found[name] = merged(found.get(name, {}), value)
-    return found
-
-
-def _is_intrinsic(value: Mapping[str, Any]) -> bool:
-    (name, *more) = value or [""]
-    return not more and (name in ("Ref", "Condition") or name.startswith("Fn::"))
-
-
-def _groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    by_label: dict[str, list[str]] = {}
-    for group in groups:
-        by_label.setdefault(group["Label"]["default"], []).extend(group["Parameters"])
-    return [{"Label": {"default": label}, "Parameters": names} for label, names in by_label.items()]
-
-
-def _alarm(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resource of a row of `Alarms` (infra/stack/alarms.yaml)."""
-    period = row.get("Period", 300)
-    metrics = {name: _metric(metric) for name, metric in row["Metrics"].items()}
-    looked_at: dict[str, Any]
-    if "Expression" in row:
-        text = row["Expression"]
-        formula = {"Expression": {"Fn::Sub": text} if "${" in text else text, "Label": row["Label"]}
-        terms = [
-            {
-                "Id": name,
-                "ReturnData": False,
-                "MetricStat": {"Metric": metric, "Period": period, "Stat": stat},
-            }
-            for name, (metric, stat) in metrics.items()
-        ]
-        looked_at = {"Metrics": [{"Id": "value", **formula}, *terms]}
-    else:
-        ((metric, stat),) = metrics.values()
-        looked_at = {**metric, "Statistic": stat, "Period": period}
-    tickets = {"Fn::If": ["HasTicketTopic", {"Ref": "TicketTopicArn"}, {"Ref": "AlarmTopicArn"}]}
-    is_told, topic = (
-        ("HasAlarmTopic", {"Ref": "AlarmTopicArn"})
-        if row.get("IsPage")
-        else ("HasTickets", tickets)
-    )
-    actions = {"Fn::If": [is_told, [topic], {"Ref": "AWS::NoValue"}]}
-    properties = {
-        "AlarmDescription": row["Description"],
-        **looked_at,
-        "EvaluationPeriods": row.get("Periods", 1),
-        "Threshold": row["Threshold"],
-        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
-        "TreatMissingData": "missing" if row.get("NeedsData") else "notBreaching",
-        "AlarmActions": actions,
-        "OKActions": actions,
-        **({"InsufficientDataActions": actions} if row.get("NeedsData") else {}),
-    }
-    condition = {"Condition": row["Condition"]} if "Condition" in row else {}
-    return {"Type": "AWS::CloudWatch::Alarm", **condition, "Properties": properties}
-
-
-def _metric(row: list[Any]) -> tuple[dict[str, Any], str]:
-    """Return a metric and its statistic."""
-    namespace, name, *rest = row
-    stat = rest.pop()["stat"] if len(rest) % 2 else "Sum"
-    pairs = zip(rest[::2], rest[1::2], strict=True)
-    dimensions = [{"Name": dimension, "Value": value} for dimension, value in pairs]
-    return {"Namespace": namespace, "MetricName": name, "Dimensions": dimensions}, stat
 
 
 # The user's overlay
@@ -247,7 +65,7 @@ def with_overlay(source: dict[str, Any], config: Path) -> dict[str, Any]:
     if not path.exists():
         return source
     try:
-        overlay = load(path)
+        overlay = parts.load(path)
     except (yaml.YAMLError, TypeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
@@ -255,8 +73,8 @@ def with_overlay(source: dict[str, Any], config: Path) -> dict[str, Any]:
         ) from None
     if problems := list(_misplaced(source, overlay, str(path))):
         raise ConfigError(problems)
-    found: dict[str, Any] = merged(source, overlay)
-    _keep_declared(found)
+    found: dict[str, Any] = parts.merged(source, overlay)
+    parts.keep_declared(found)
     return found
 
 
@@ -317,7 +135,7 @@ class StackTemplate:
         Raises:
             ValueError: the template lacks one of the parameters.
         """
-        self.source = source or assembled(parameters.get("ApiType", HTTP))
+        self.source = source or parts.assembled(parameters.get("ApiType", parts.HTTP))
         self._directory = directory
         defaults = {
             name: parameter.get("Default") for name, parameter in self.source["Parameters"].items()
@@ -503,7 +321,7 @@ def write(source: Mapping[str, Any], out: Path) -> Path:
     rotation.mkdir(parents=True)
     shutil.copyfile(machine.ROTATION, rotation / machine.ROTATION.name)
     target = out / "template.yaml"
-    target.write_text(_HEAD + dump(source), "utf-8")
+    target.write_text(_HEAD + parts.dump(source), "utf-8")
     return target
 
 
@@ -516,7 +334,7 @@ def eject(written: Path, target: Path) -> None:
     if target.exists():
         raise UsageError(f"{target} exists: move it away first, because you may have changed it")
     code = {file: os.path.relpath(written.parent / file, target.parent) for file in _CODE.values()}
-    target.write_text(_EJECTED + dump(_with_code(load(written), code)), "utf-8")
+    target.write_text(_EJECTED + parts.dump(_with_code(parts.load(written), code)), "utf-8")
 
 
 def name_deployment(template: Path, digest: str) -> None:
@@ -529,7 +347,7 @@ def name_deployment(template: Path, digest: str) -> None:
 def point_to(template: Path, code: Mapping[str, str]) -> None:
     """Write the URLs of the functions' code into a template, and name its deployment by its content.
     `code` has the URL of each file."""
-    text = dump(_with_code(load(template), code))
+    text = parts.dump(_with_code(parts.load(template), code))
     template.write_text(_HEAD + text, "utf-8")
     unnamed = _DEPLOYMENT.sub("", text)
     name_deployment(template, hashlib.sha256(unnamed.encode()).hexdigest()[:16])
@@ -542,14 +360,14 @@ def _with_code(source: dict[str, Any], code: Mapping[str, str]) -> dict[str, Any
     return source
 
 
-def rendered(file: ConfigFile, arch: str, config: Path, api: str = HTTP) -> dict[str, Any]:
+def rendered(file: ConfigFile, arch: str, config: Path, api: str = parts.HTTP) -> dict[str, Any]:
     """Return the template for a configuration: code, endpoints and variables are filled in, and the
     overlay beside gateway.yaml is merged.
 
     Raises:
         ConfigError: the overlay is invalid.
     """
-    source = _with_code(assembled(api), {file: file for file in _CODE.values()})
+    source = _with_code(parts.assembled(api), {file: file for file in _CODE.values()})
     source["Parameters"]["Architecture"]["Default"] = arch
     _name_endpoints(source, file)
     _declare_variables(source, file.config.env)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from roundgate_aws import template
+from roundgate_aws import parts
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for api in (template.HTTP, template.REST):
-        (folder / f"{api}.yaml").write_text(template.dump(template.assembled(api)), "utf-8")
+    for api in (parts.HTTP, parts.REST):
+        (folder / f"{api}.yaml").write_text(parts.dump(parts.assembled(api)), "utf-8")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from roundgate_aws import template
+from roundgate_aws import parts
 from tests.support.dynamodb import ROOT
 
 PYTHON = ROOT / ".cache/template/bin/python"
@@ -27,16 +27,16 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @cache
-def expanded(api: str = template.HTTP) -> dict[str, Any]:
+def expanded(api: str = parts.HTTP) -> dict[str, Any]:
     """The whole template for a kind of API."""
-    return expansion(template.assembled(api))
+    return expansion(parts.assembled(api))
 
 
 def expansion(source: dict[str, Any], *options: str) -> dict[str, Any]:
     """A template, expanded."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "template.yaml")
-        path.write_text(template.dump(source), "utf-8")
+        path.write_text(parts.dump(source), "utf-8")
         return _json("expand", *options, str(path))
 
 
@@ -45,8 +45,8 @@ def schemas() -> dict[str, Any]:
     """The schemas of the template's resource types, as AWS publishes them."""
     return {
         kind: schema
-        for api in (template.HTTP, template.REST)
-        for kind, schema in expansion(template.assembled(api), "--schemas").items()
+        for api in (parts.HTTP, parts.REST)
+        for kind, schema in expansion(parts.assembled(api), "--schemas").items()
     }
 
 

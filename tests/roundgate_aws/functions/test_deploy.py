@@ -15,7 +15,7 @@ from roundgate import cli
 from roundgate.errors import ConfigError, UsageError
 from roundgate_aws import deploying as deploy
 from roundgate_aws import options as deploy_options
-from roundgate_aws import template as templates
+from roundgate_aws import parts
 from roundgate_aws.template import name_deployment
 
 boto3 = pytest.importorskip("boto3")
@@ -338,7 +338,7 @@ def test_what_is_kept_is_told_without_its_value(with_env: Path) -> None:
 def built(tmp_path: Path) -> Path:
     """What `roundgate package` leaves, as far as a release is made of it."""
     template = tmp_path / "template.yaml"
-    template.write_text(templates.dump(templates.assembled()))
+    template.write_text(parts.dump(parts.assembled()))
     (tmp_path / "gateway.zip").write_bytes(b"code")
     return template
 
@@ -375,7 +375,7 @@ def test_what_a_stack_stores_of_a_release_does_not_make_another(
     given = ("SnapStart=on", "AllowAnonymous=true")
     first = release(open_config, {}, built, *given)
     assert first is not None
-    declared = templates.assembled()["Parameters"]
+    declared = parts.assembled()["Parameters"]
     defaults = {name: str(one["Default"]) for name, one in declared.items() if "Default" in one}
     stored = {**defaults, **dict(one.split("=") for one in given), "Release": first}
     assert release(open_config, stored, built) == first
@@ -410,14 +410,14 @@ def test_the_deployment_of_a_rest_api_has_the_name_of_what_it_shows(built: Path)
         name_deployment(built, deploy.release_digest(says, built))
         return set(re.findall(r"\bRestDeployment\w*", built.read_text()))
 
-    built.write_text(templates.dump(templates.assembled("rest")))
+    built.write_text(parts.dump(parts.assembled("rest")))
     (first,) = named(ApiType="rest")
     again = built.read_bytes()
     built.write_bytes(again.replace(first.encode(), b"RestDeployment"))
     assert named(ApiType="rest") == {first}
     built.write_bytes(again.replace(first.encode(), b"RestDeployment"))
     assert named(ApiType="rest", PublicUrl="https://mcp.example.com") != {first}
-    resources = templates.load(built)["Resources"]
+    resources = parts.load(built)["Resources"]
     assert resources["RestStage"]["Properties"]["DeploymentId"]["Ref"] in resources
 
 

@@ -11,7 +11,7 @@ import pytest
 from roundgate.cli import parse
 from roundgate.errors import UsageError
 from roundgate_aws import deploying, options
-from roundgate_aws.template import assembled
+from roundgate_aws.parts import assembled
 
 TABLE = """
 version = 0.1

@@ -14,10 +14,11 @@ import pytest
 from roundgate.settings.process import Settings, from_environment
 from roundgate_aws import packaging
 from roundgate_aws import worker as lambda_worker
+from roundgate_aws.parts import assembled
 from roundgate_aws.stack import rest_api
 from roundgate_aws.stack.events import INTEGRATION_S
 from roundgate_aws.stack.stack import EXECUTIONS, rate_s
-from roundgate_aws.template import StackTemplate, assembled
+from roundgate_aws.template import StackTemplate
 from tests.support import permissions
 from tests.support.dynamodb import ROOT
 from tests.support.permissions import KNOWN

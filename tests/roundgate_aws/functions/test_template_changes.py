@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from infra.template.sets import OF_API, each_alone, every_few
-from roundgate_aws.template import StackTemplate, assembled
+from roundgate_aws.parts import assembled
+from roundgate_aws.template import StackTemplate
 from tests.support.expanded import expanded, expansion, schemas
 
 KEEP_STATE = {

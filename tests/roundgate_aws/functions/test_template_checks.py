@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate_aws.template import assembled, dump
+from roundgate_aws.parts import assembled, dump
 from tests.support.dynamodb import ROOT
 from tests.support.expanded import run
 

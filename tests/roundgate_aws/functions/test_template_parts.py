@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from roundgate.errors import ConfigError, UsageError
-from roundgate_aws import template
-from roundgate_aws.template import StackTemplate, assembled, merged, with_overlay
+from roundgate_aws import parts, template
+from roundgate_aws.parts import assembled, merged
+from roundgate_aws.template import StackTemplate, with_overlay
 from tests.support.dynamodb import ROOT
 from tests.support.expanded import expanded, schemas
 
@@ -64,7 +65,7 @@ def test_only_the_chosen_kind_of_api_is_rendered(api: str) -> None:
     kinds = {one["Type"] for one in assembled(api)["Resources"].values()}
     other = "AWS::ApiGateway::RestApi" if api == "http" else "AWS::ApiGatewayV2::Api"
     assert other not in kinds
-    text = template.dump(assembled(api))
+    text = parts.dump(assembled(api))
     assert ("RestApi" in text) is (api == "rest")
     assert not re.search(r"[:-] [&*]\w", text), "CloudFormation refuses aliases"
 
@@ -75,7 +76,7 @@ def test_a_written_template_has_short_forms_and_nothing_else_than_before(
 ) -> None:
     written = template.write(assembled(api), tmp_path)
     text = written.read_text("utf-8")
-    assert template.load(written) == assembled(api)
+    assert parts.load(written) == assembled(api)
     assert "Fn::" not in text
     assert "      Role: !GetAtt 'GatewayRole.Arn'\n" in text
     assert '\n          {"type": "metric", ' in text, "the dashboard stays readable"
@@ -241,7 +242,7 @@ def test_an_ejected_template_names_the_zips_and_is_never_overwritten(tmp_path: P
     written = template.write(assembled("rest"), tmp_path / ".build")
     target = tmp_path / "mine.yaml"
     template.eject(written, target)
-    resources = template.load(target)["Resources"]
+    resources = parts.load(target)["Resources"]
     code = {name: resources[f"{name}Function"]["Properties"]["CodeUri"] for name in FUNCTIONS}
     assert code == FUNCTIONS
     assert "yours from here" in target.read_text()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate.errors import UsageError
-from roundgate_aws import template, upload
+from roundgate_aws import parts, upload
 from tests.support import moto_server
 
 boto3 = pytest.importorskip("boto3")
@@ -83,13 +83,13 @@ def test_the_template_in_the_bucket_names_the_code_there(
     (tmp_path / "rotation").mkdir()
     (tmp_path / "rotation/rotate_keys.py").write_text("code")
     written = tmp_path / "template.yaml"
-    written.write_text(template.dump(template.assembled("rest")))
+    written.write_text(parts.dump(parts.assembled("rest")))
     *code, stored_template = upload.publish(tmp_path, "releases-3")
     stored = s3.get_object(Bucket="releases-3", Key=stored_template.rpartition("/")[2])[
         "Body"
     ].read()
     assert stored == written.read_bytes()
-    source = template.load(written)["Resources"]
+    source = parts.load(written)["Resources"]
     functions = ("GatewayFunction", "WorkerFunction", "RotationFunction")
     assert [source[name]["Properties"]["CodeUri"] for name in functions] == code
     assert all(url.startswith("s3://releases-3/") for url in code)
