@@ -238,9 +238,17 @@ def refusal(error: Exception) -> Refusal | None:
 class Aws:
     """An AWS service, called through one boto3 client that is made on first use."""
 
-    def __init__(self, make_client: MakeClient, name: str) -> None:
+    def __init__(
+        self,
+        make_client: MakeClient,
+        name: str,
+        note: Callable[[str | None], None] = lambda failure: None,
+    ) -> None:
+        """`note` gets the end of each call, in its thread: the reason why the service did not
+        answer, or `None` if it did."""
         self._make_client = make_client
         self._name = name
+        self._note = note
         self._client: Any = None
         self._making = threading.Lock()
         self._limiter = CapacityLimiter(THREADS)
@@ -283,8 +291,9 @@ class Aws:
         from botocore import exceptions
 
         try:
-            return work(self._made())
+            result = work(self._made())
         except exceptions.ClientError as error:
+            self._note(str(error) if _status(error.response) >= 500 else None)
             if not _passes(error.response):
                 raise
             raise Unavailable(f"{self._name} cannot take the call just now") from error
@@ -293,7 +302,10 @@ class Aws:
             exceptions.CredentialRetrievalError,
             exceptions.HTTPClientError,
         ) as error:
+            self._note(str(error))
             raise Unavailable(f"{self._name} cannot be reached just now") from error
+        self._note(None)
+        return result
 
     def _made(self) -> Any:
         with self._making:  # threads may share a client, but must not make two
@@ -303,5 +315,8 @@ class Aws:
 
 
 def _passes(response: Any) -> bool:
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return status >= 500 or response.get("Error", {}).get("Code") in NOT_NOW
+    return _status(response) >= 500 or response.get("Error", {}).get("Code") in NOT_NOW
+
+
+def _status(response: Any) -> int:
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

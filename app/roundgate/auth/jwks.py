@@ -1,7 +1,8 @@
 """The public keys of an issuer, cached (RFC 7517).
 
 Stale keys stay in use while the issuer is unreachable. The gateway asks the issuer at most once per
-`RETRY_MS`, whatever `kid` callers send.
+`RETRY_MS`, whatever `kid` callers send; after a failure, a missing key is looked for every
+`AGAIN_MS`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
 
 FRESH_MS: Final = 3_600_000
 RETRY_MS: Final = 30_000
+AGAIN_MS: Final = 3_000
 MAX_BYTES: Final = 512_000
 TIMEOUT_S: Final = 5
 
@@ -55,10 +57,11 @@ class KeySet:
             KeysUnavailable: the keys have never been read, or the last read failed, so the issuer
                 may have the key.
         """
-        is_known = kid in self._keys
-        # while one call reads the keys, others use the stale keys, so a slow issuer delays one call
-        if not is_known or (self._age_ms(self._read_ms) > FRESH_MS and not self._lock.locked()):
-            await self._refresh()
+        is_due = self.trouble is not None or self._age_ms(self._read_ms) > FRESH_MS
+        if kid not in self._keys:
+            await self._refresh(RETRY_MS if self.trouble is None else AGAIN_MS)
+        elif is_due and not self._lock.locked():  # others use the known keys meanwhile
+            await self._refresh(RETRY_MS)
         key = self._keys.get(kid)
         if self._read_ms is None or (key is None and self.trouble is not None):
             raise KeysUnavailable
@@ -67,14 +70,14 @@ class KeySet:
     async def are_read(self) -> bool:
         """Return whether the keys have been read, now or earlier."""
         if self._read_ms is None:
-            await self._refresh()
+            await self._refresh(AGAIN_MS)
         return self._read_ms is not None
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, pause_ms: float) -> None:
+        """Read the keys unless a read ended less than `pause_ms` ago."""
         async with self._lock:
-            if self._age_ms(self._asked_ms) < RETRY_MS:
+            if self._age_ms(self._asked_ms) < pause_ms:
                 return  # another call asked recently
-            self._asked_ms = self.clock.monotonic_ms()
             try:
                 # httpx's timeout applies to each read, and a server could send single bytes
                 async with asyncio.timeout(self.timeout_s):
@@ -86,6 +89,8 @@ class KeySet:
                 log.warning(
                     "JWKS could not be read", extra={"fields": {"url": self.url, "reason": reason}}
                 )
+            finally:
+                self._asked_ms = self.clock.monotonic_ms()
 
     def _age_ms(self, since_ms: float | None) -> float:
         return float("inf") if since_ms is None else self.clock.monotonic_ms() - since_ms

@@ -29,6 +29,8 @@ process, because the effect may have happened, and a second run could repeat it.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -38,6 +40,8 @@ from msgspec import Struct
 from roundgate import json
 from roundgate.clock import Clock
 from roundgate.storage.tasks import TaskRef, TaskStore
+
+log = logging.getLogger("roundgate.storage")
 
 
 class Message(Struct, frozen=True):
@@ -254,6 +258,29 @@ class Opening(Struct, frozen=True):
     shards: int
     queue: TaskQueue | None
     """The queue that GATEWAY_QUEUE names; `None` for the store's own."""
+
+
+class Outage:
+    """Whether a database can be used, in this process. Logs the first failure and the first answer
+    after it; calls in between repeat the failure."""
+
+    def __init__(self) -> None:
+        self.trouble: str | None = None
+        """The reason for operators; `None` if the last call was answered."""
+        self._lock = threading.Lock()
+
+    def note(self, failure: str | None) -> None:
+        """Note the end of a call, in any thread: the reason why the database did not answer, or
+        `None` if it did."""
+        if failure is None and self.trouble is None:
+            return
+        with self._lock:
+            if failure is None and self.trouble is not None:
+                log.info("the database answers again")
+                self.trouble = None
+            elif failure is not None and self.trouble is None:
+                log.warning("cannot use the database", extra={"fields": {"error": failure}})
+                self.trouble = "the database cannot be used; the log has the reason"
 
 
 class StoreFacts(Struct, frozen=True):

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from roundgate.auth.jwks import FRESH_MS, MAX_BYTES, RETRY_MS, KeySet, KeysUnavailable
+from roundgate.auth.jwks import AGAIN_MS, FRESH_MS, MAX_BYTES, RETRY_MS, KeySet, KeysUnavailable
 from tests.support.clocks import FixedClock
 from tests.support.issuer import jwks, public_jwk
 from tests.support.services import Service, answer, service
 
 DOWN = answer(b"out of order", "503 Service Unavailable")
-FRESH_S, RETRY_S = FRESH_MS / 1000, RETRY_MS / 1000
+FRESH_S, RETRY_S, AGAIN_S = FRESH_MS / 1000, RETRY_MS / 1000, AGAIN_MS / 1000
 
 
 @asynccontextmanager
@@ -102,8 +102,32 @@ async def test_when_the_issuer_is_back_its_keys_are_read() -> None:
     async with key_set(DOWN, answer(jwks("ec"))) as (keys, _, clock):
         with pytest.raises(KeysUnavailable):
             await keys.key("ec")
+        clock.skip(AGAIN_S + 0.1)
+        assert await known(keys, "ec") == [True]
+
+
+async def test_when_the_issuer_is_back_its_new_key_is_found_within_seconds() -> None:
+    answers = answer(jwks("ec")), DOWN, answer(jwks("ec", "ec-next"))
+    async with key_set(*answers) as (keys, _, clock):
+        assert await known(keys, "ec") == [True]
+        clock.skip(RETRY_S + 1)
+        with pytest.raises(KeysUnavailable):
+            await keys.key("ec-next")
+        clock.skip(AGAIN_S + 0.1)
+        assert await known(keys, "ec-next") == [True]
+
+
+async def test_when_the_issuer_is_back_the_trouble_ends_though_every_key_is_known() -> None:
+    answers = answer(jwks("ec")), DOWN, answer(jwks("ec"))
+    async with key_set(*answers) as (keys, _, clock):
+        await keys.key("ec")
+        clock.skip(RETRY_S + 1)
+        with pytest.raises(KeysUnavailable):
+            await keys.key("ec-next")
+        assert keys.trouble is not None
         clock.skip(RETRY_S + 1)
         assert await known(keys, "ec") == [True]
+        assert keys.trouble is None
 
 
 async def test_a_key_that_is_unknown_while_the_keys_cannot_be_read_may_be_a_new_one() -> None:

@@ -43,6 +43,7 @@ from tests.roundgate.storage.task_contract import (
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import ROOT, Emulator
 from tests.support.postponing import Move, postpone, postpone_many
+from tests.support.proxy import Proxy, Way
 
 DAY_S = 86_400
 TABLE = json.loads((ROOT / "infra/table.json").read_text())
@@ -837,6 +838,27 @@ async def test_a_store_that_cannot_be_reached_is_unavailable() -> None:
     with pytest.raises(Unavailable):
         await store.read(REF, NOW)
     await store.aclose()
+
+
+async def test_an_outage_is_a_trouble_and_logged_once_as_is_its_end(
+    dynamodb: Emulator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "roundgate")
+    with dynamodb.table() as name, Proxy(dynamodb.url) as network:
+        there = Emulator(network.url)
+        table = there.open(name, lambda: there.client(retries={"total_max_attempts": 1}))
+        network.turn(Way.SHUT)
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await table.root("pk")
+        assert "cannot be used" in str(table.outage.trouble)
+        network.turn(Way.OPEN)
+        for _ in range(2):
+            assert await table.root("pk") is None
+        assert table.outage.trouble is None
+        await table.aclose()
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged == ["cannot use the database", "the database answers again"]
 
 
 async def test_a_mistake_of_ours_is_not_unavailable(dynamodb: Emulator) -> None:

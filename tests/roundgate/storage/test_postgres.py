@@ -534,7 +534,7 @@ class TestTables:
         for _ in range(2):
             with pytest.raises(Unavailable, match="another version of the gateway"):
                 await database.fetch("select 1")
-        assert "another version" in (database.trouble() or "")
+        assert "another version" in (database.outage.trouble or "")
 
     async def test_a_role_without_the_right_to_make_a_schema_uses_the_one_that_it_was_given(
         self, connection: Any, postgresql: Server, connect: Connect
@@ -684,7 +684,7 @@ class TestAway:
         with pytest.raises(Unavailable) as refused:
             await database.fetch("select 1")
         assert str(refused.value) == "The database cannot be used just now"
-        assert database.trouble() == "the database cannot be used; the log has the reason"
+        assert database.outage.trouble == "the database cannot be used; the log has the reason"
         (line,) = caplog.records
         (reason,) = line.__dict__["fields"].values()
         error: BaseException | None = refused.value

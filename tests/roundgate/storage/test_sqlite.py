@@ -147,8 +147,11 @@ async def test_a_connection_takes_no_locks_from_the_others_of_its_process(tmp_pa
     await second.aclose()
 
 
-async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
+async def test_a_full_disk_is_said_and_does_no_harm(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """SQLite has ended the transaction by then: there is nothing to roll back."""
+    caplog.set_level("INFO", "roundgate")
     database = SqliteDatabase(path)
 
     def insert(db: sqlite3.Connection) -> None:
@@ -162,8 +165,12 @@ async def test_a_full_disk_is_said_and_does_no_harm(path: Path) -> None:
     for _ in range(2):
         with pytest.raises(Unavailable, match="database or disk is full"):
             await database.write(insert)
+    assert database.trouble() == "the database cannot be used; the log has the reason"
     await database.write(lambda db: _limit_pages(db, 1_000))
+    assert database.trouble() is None
     await database.write(insert)
+    logged = [record.getMessage() for record in caplog.records if "database" in record.getMessage()]
+    assert logged == ["cannot use the database", "the database answers again"]
     assert await database.read(
         lambda db: db.execute("select count(*) from sessions").fetchone()
     ) == (1,)

@@ -25,5 +25,9 @@ def open_store(opening: Opening) -> Ports:
         DynamoDbTasks(table, opening.shards),
         queue,
         DynamoDbSessions(table, opening.clock),
-        StoreFacts([table.prepare], clock_skew_s=60.0),  # machines have clocks of their own
+        StoreFacts(
+            [table.prepare],
+            clock_skew_s=60.0,  # machines have clocks of their own
+            trouble=lambda: table.outage.trouble,
+        ),
     )

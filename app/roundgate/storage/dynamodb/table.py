@@ -29,6 +29,7 @@ from roundgate import aws
 from roundgate.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
+from roundgate.storage.ports import Outage
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,8 @@ class Table:
     def __init__(self, name: str, make_client: MakeClient, clock: Clock) -> None:
         self._name = name
         self._clock = clock
-        self._aws = Aws(make_client, "The store")
+        self.outage = Outage()
+        self._aws = Aws(make_client, "The store", self.outage.note)
         self.prepare = self._aws.prepare
 
     def draft(self, pk: str, ttl: int) -> Draft:

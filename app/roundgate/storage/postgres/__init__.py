@@ -16,5 +16,7 @@ def open_store(opening: Opening) -> Ports:
         PostgresTasks(database),
         opening.queue or PostgresQueue(database, opening.clock),
         PostgresSessions(database, opening.clock),
-        StoreFacts(clock_skew_s=60.0, trouble=database.trouble, id=lambda: database.id),
+        StoreFacts(
+            clock_skew_s=60.0, trouble=lambda: database.outage.trouble, id=lambda: database.id
+        ),
     )

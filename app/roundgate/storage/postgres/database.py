@@ -7,7 +7,6 @@ connection is lost, the statement may have happened, so only repeatable statemen
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -16,9 +15,8 @@ import asyncpg
 
 from roundgate.background import detached
 from roundgate.errors import Unavailable
+from roundgate.storage.ports import Outage
 from roundgate.storage.postgres.schema import migrate
-
-log = logging.getLogger("roundgate.storage")
 
 CONNECT_S: Final = 5
 """The time limit in seconds for making a connection."""
@@ -61,7 +59,7 @@ class PostgresDatabase:
         self._connections = connections
         self._opening: asyncio.Task[Any] | None = None
         """The task that opens the pool of the event loop that last used the database."""
-        self._trouble: str | None = None
+        self.outage = Outage()
 
     async def fetch(self, statement: str, *facts: Any) -> list[Any]:
         """Return the rows of a repeatable statement, as `fetch_once` does, but retry every failure
@@ -102,9 +100,7 @@ class PostgresDatabase:
                 if not attempts_left or not (is_safe or isinstance(error, _ROLLED_BACK)):
                     raise self._unavailable(error) from error
             else:
-                if self._trouble is not None:
-                    log.info("the database answers again")
-                    self._trouble = None
+                self.outage.note(None)
                 return rows
         raise AssertionError("the last attempt returns or raises")
 
@@ -120,10 +116,6 @@ class PostgresDatabase:
         except _FAILED as error:
             raise self._unavailable(error) from error
         return connection
-
-    def trouble(self) -> str | None:
-        """Return the reason why the last use of the database failed; `None` if it succeeded."""
-        return self._trouble
 
     async def aclose(self) -> None:
         opening, self._opening = self._opening, None
@@ -160,16 +152,14 @@ class PostgresDatabase:
         error = asyncio.CancelledError() if opening.cancelled() else opening.exception()
         if error is not None and self._opening is opening:
             self._opening = None
-            self._trouble = str(error) if isinstance(error, Unavailable) else self._trouble
+            if isinstance(error, Unavailable):
+                self.outage.trouble = str(error)
 
     def _unavailable(self, error: Exception) -> Unavailable:
         """Return the error to raise. Callers see the error, so only the log has the reason, without
         its detail, which may contain values."""
         text = str(error.args[0] if isinstance(error, asyncpg.PostgresError) else error)
-        if self._trouble is None:  # log once until the database is available again
-            fields = {"error": text or type(error).__name__}
-            log.warning("cannot use the database", extra={"fields": fields})
-        self._trouble = "the database cannot be used; the log has the reason"
+        self.outage.note(text or type(error).__name__)
         return Unavailable("The database cannot be used just now")
 
 

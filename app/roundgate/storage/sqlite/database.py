@@ -25,6 +25,7 @@ from typing import Final, TypeAlias, TypeVar
 from zlib import crc32
 
 from roundgate.errors import Unavailable
+from roundgate.storage.ports import Outage
 from roundgate.storage.sqlite.writing import Writer, transaction
 
 T = TypeVar("T")
@@ -165,6 +166,7 @@ class SqliteDatabase:
         self._opened: list[FileId | None] = []
         """The files at their first opening; empty before."""
         self._is_lost = False
+        self._outage = Outage()
         # on AWS Lambda no lifespan ends, so `aclose` is never called
         weakref.finalize(self, _close, self._idle, self._threads)
 
@@ -185,7 +187,10 @@ class SqliteDatabase:
         except sqlite3.IntegrityError:
             raise
         except (sqlite3.Error, OSError) as error:
+            if not self._is_lost:  # otherwise `_check_files` has logged the reason
+                self._outage.note(str(error))
             raise _unavailable(error) from error
+        self._outage.note(None)
         return written
 
     def _writer_here(self) -> Writer:
@@ -237,7 +242,10 @@ class SqliteDatabase:
 
     def trouble(self) -> str | None:
         """Return the reason why the file cannot be used: it was deleted or replaced after it was
-        opened. Otherwise return `None`."""
+        opened, or the last write failed. Otherwise return `None`."""
+        return self._file_trouble() or self._outage.trouble
+
+    def _file_trouble(self) -> str | None:
         if not self._opened:
             return None
         now = [_file_id(place) for place in self._places]
@@ -258,7 +266,7 @@ class SqliteDatabase:
         Raises:
             OSError: a file was deleted or replaced.
         """
-        trouble = self.trouble()
+        trouble = self._file_trouble()
         if trouble is None:
             return
         if not self._is_lost:
