@@ -32,7 +32,7 @@ class Row:
 @contextmanager
 def served(subject: Subject, cores: Cores) -> Iterator[list[Row]]:
     """Start all servers, yield their rows, and stop them at the end."""
-    keys, signed = _issued()
+    keys, signed = issued()
     with service(cores, {"BENCH_KEYS": keys}) as url, ExitStack() as stack:
 
         def up(serves: str, workload: str, headers: Mapping[str, str] = _NOTHING) -> Server:
@@ -74,7 +74,7 @@ def _session(server: Server) -> Mapping[str, str]:
     return {"Mcp-Session-Id": session}
 
 
-def _issued() -> tuple[str, Mapping[str, str]]:
+def issued() -> tuple[str, Mapping[str, str]]:
     """Return an issuer's key set as JSON, and the header with a token signed by the issuer."""
     import jwt
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from bench import instructions as counting
-from bench.circumstances import served
+from bench.circumstances import issued, served
 from bench.load import Order, Outcome
 from bench.servers import Cores, Server, running, service
 from bench.subjects import GENERATOR, ROOT, SUBJECTS, Subject
@@ -156,6 +156,22 @@ def circumstances(settings: Settings, subjects: Sequence[Subject]) -> Iterator[S
                     yield load_sample(
                         row.server, row.workload, 16, settings, name=name, headers=headers
                     )
+
+
+def verified(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
+    """Load servers whose callers have a JWT, which each server verifies once and remembers."""
+    keys, signed = issued()
+    with service(settings.cores, {"BENCH_KEYS": keys}) as url, ExitStack() as stack:
+        known = {"BENCH_SERVICE": url, "GATEWAY_PUBLIC_URL": "http://127.0.0.1"}
+        servers = [
+            stack.enter_context(
+                running(subject, "jwt", "call_add", settings.cores, known, headers=signed)
+            )
+            for subject in subjects
+        ]
+        for number in range(settings.rounds):
+            for server in rotated(servers, number):
+                yield load_sample(server, "call_add", 16, settings, headers=signed)
 
 
 def load_sample(
@@ -361,6 +377,14 @@ MEASUREMENTS = (
         is_more_better=True,
         sample=circumstances,
         subjects=("gateway",),
+    ),
+    Measurement(
+        "verified",
+        "tools/call of callers with a JWT that the server remembers",
+        _LOAD_COLUMNS,
+        is_more_better=True,
+        sample=verified,
+        subjects=("gateway", "fastapi"),
     ),
     Measurement(
         "list",

@@ -2,7 +2,7 @@
 
 Every subject can serve two apps, named after the factories in `bench.apps`: `one_tool` (only `add`)
 and `hundred_tools` (the catalogue). The gateway also has `tasks` and `proxy`, as does `fastapi`
-`proxy`. Subjects in Python run under uvicorn in one process, with uvloop and httptools, with or
+`proxy` and `jwt`. Subjects in Python run under uvicorn in one process, with uvloop and httptools, with or
 without a log line for each request. The TypeScript SDK's server runs on Node.js, also in one
 process; it serves only `one_tool`, and writes no log lines.
 """
@@ -37,7 +37,8 @@ REPOSITORY = Environment(ROOT / ".venv")
 SDK = Environment(ROOT / ".cache" / "bench" / "sdk", ("mcp>=2.3,<2.4", *_SERVER))
 FASTMCP = Environment(ROOT / ".cache" / "bench" / "fastmcp", ("fastmcp>=4,<5", *_SERVER))
 FLOORS = Environment(
-    ROOT / ".cache" / "bench" / "floors", ("fastapi>=0.128", "httpx>=0.28", *_SERVER)
+    ROOT / ".cache" / "bench" / "floors",
+    ("fastapi>=0.128", "httpx>=0.28", "pyjwt[crypto]>=2.10", *_SERVER),
 )
 TYPESCRIPT = Environment(
     ROOT / ".cache" / "bench" / "typescript",

@@ -1,9 +1,11 @@
 """Floor: a bare FastAPI path operation with pydantic models for the body and the answer."""
 
 import os
-from typing import Any, Literal
+import time
+from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 
 from bench.catalogue import hundred_tools as catalogue
@@ -77,6 +79,36 @@ async def _call_add(message: CallMessage) -> CallReply:
     total = message.params.arguments.a + message.params.arguments.b
     result = CallResult(content=[TextBlock(text=str(total))], structuredContent={"result": total})
     return CallReply(id=message.id, result=result)
+
+
+def jwt() -> FastAPI:
+    """Return an app whose callers have a JWT, which is verified once and then remembered for a minute,
+    as the gateway does."""
+    from jwt import PyJWKClient, decode
+
+    keys = PyJWKClient(os.environ["BENCH_SERVICE"] + "/keys")
+    verified: dict[str, tuple[float, dict[str, Any]]] = {}
+
+    async def read_claims(
+        bearer: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())],
+    ) -> dict[str, Any]:
+        token = bearer.credentials
+        until, claims = verified.get(token, (0.0, {}))
+        if until <= time.time():
+            key = keys.get_signing_key_from_jwt(token)
+            issuer = "https://issuer.example"
+            claims = decode(token, key, ["ES256"], audience="bench", issuer=issuer)
+            verified[token] = min(claims["exp"], time.time() + 60), claims
+        return claims
+
+    async def call_add(
+        message: CallMessage, claims: Annotated[dict[str, Any], Depends(read_claims)]
+    ) -> CallReply:
+        return await _call_add(message)
+
+    app = FastAPI()
+    app.post("/mcp")(call_add)
+    return app
 
 
 def proxy() -> FastAPI:
