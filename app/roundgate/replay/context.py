@@ -143,11 +143,7 @@ class CallFacts:
 class Context(CallFacts):
     """A handler's view of its call."""
 
-    __slots__ = ("_last_progress",)
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._last_progress: float | None = None
+    __slots__ = ()
 
     # questions
 
@@ -631,9 +627,10 @@ class Context(CallFacts):
         token = self._call.meta.progress_token
         if token is None or self._call.notify is None:
             return
-        if self._last_progress is not None and progress <= self._last_progress:
+        last = self._run.last_progress
+        if last is not None and progress <= last:
             return
-        self._last_progress = progress
+        self._run.last_progress = progress
         params = without_none(progressToken=token, progress=progress, total=total, message=message)
         await self._call.notify(notifications.PROGRESS, params)
 

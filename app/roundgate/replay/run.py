@@ -395,6 +395,8 @@ class Run:
     """The number of values that the engine has made for the handler in this run."""
     values_durable = 0
     """The number of values of the engine that are certainly durable."""
+    last_progress: float | None = None
+    """The progress that the handler reported last."""
     _driver: asyncio.Task[Any] | None = None
     """The task that waits for the handler's own task, if it has one."""
     _driver_cancelling = 0
