@@ -4,9 +4,10 @@
 
 `roundgate serve`, other ASGI servers and AWS Lambda (`roundgate_aws.http`) run the same app:
 
-    request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ ConsoleAccess ─▶ FastAPI's router
+    request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints
+                                          └▶ ConsoleAccess ─▶ FastAPI's router
 
-The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
+The MCP endpoints take and return raw bytes, so they are in front of the router
 (docs/decisions/0002). An application that extends the app uses FastAPI: its middleware runs before
 the layers above, its routes and dependencies after them. `roundgate serve` calls the endpoints with
 these layers alone (docs/decisions/0098).
@@ -237,8 +238,16 @@ def _layers(
 
         adapter.append(Middleware(WebAdapterMiddleware, clock=clock))
     nothing = nothing_at(http.path)
+    endpoint = McpEndpoint(
+        endpoints=replica.endpoints,
+        tracing=tracing.set_up(),
+        max_body_bytes=http.max_body_bytes,
+        budget=budget,
+        keep_alive_s=http.keep_alive_s,
+    )
     requests = partial(
         RequestMiddleware,
+        endpoint=endpoint,
         endpoints=replica.config.endpoints,
         resources=resources,
         nothing=nothing,
@@ -248,14 +257,6 @@ def _layers(
         clock=clock,
         send_s=http.send_timeout_s + GRACE_S,
     )
-    endpoints = partial(
-        McpEndpoint,
-        endpoints=replica.endpoints,
-        tracing=tracing.set_up(),
-        max_body_bytes=http.max_body_bytes,
-        budget=budget,
-        keep_alive_s=http.keep_alive_s,
-    )
     guard = Middleware(
         Guard,
         hosts=hosts,
@@ -264,6 +265,6 @@ def _layers(
         loopback_only=loopback_only,
     )
     return (
-        [*adapter, guard, Middleware(requests, verifiers=verifiers), Middleware(endpoints)],
-        lambda verifier: requests(endpoints(nothing), verifiers=dict.fromkeys(verifiers, verifier)),
+        [*adapter, guard, Middleware(requests, verifiers=verifiers)],
+        lambda verifier: requests(nothing, verifiers=dict.fromkeys(verifiers, verifier)),
     )

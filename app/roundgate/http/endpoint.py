@@ -1,9 +1,9 @@
 """POST /mcp: raw bytes in; JSON, an event stream or 202 out (basic/transports/streamable-http).
 
 The endpoint serves requests of revision 2026-07-28, and passes requests of the revisions with
-sessions to `roundgate.http.older`. This is plain ASGI in front of FastAPI's router, whose request
-machinery would cost more than the call (docs/decisions/0002). The outer layers have checked the
-head and authenticated the caller, and answer any error that is raised here.
+sessions to `roundgate.http.older`. It is in front of FastAPI's router, whose request machinery
+would cost more than the call (docs/decisions/0002). `http.request` has checked the head and
+authenticated the caller, and answers any error that is raised here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive
 
 from roundgate import json
 from roundgate.errors import AuthError, GatewayError, ProtocolError, TransportError
 from roundgate.http.bodies import SMALL, BodyBudget, id_from_body
-from roundgate.http.exchange import EVENT_STREAM, DisconnectWatch, Exchange, State, exchange_of
+from roundgate.http.exchange import EVENT_STREAM, DisconnectWatch, Exchange, State
 from roundgate.http.request import REFUSED
 from roundgate.methods.extensions import ROUTES
 from roundgate.methods.parts import CurrentMethods, Methods, Parts
@@ -49,10 +49,9 @@ class Endpoint(Struct, frozen=True):
 
 
 class McpEndpoint:
-    """Answers requests to the MCP endpoints, and passes all others on.
+    """Answers requests to the MCP endpoints.
 
     Args:
-        app: the app for all other requests.
         endpoints: the endpoint of each view; the view of all tools has the name "".
         tracing: the factory of request spans.
         max_body_bytes: the limit on a body, in bytes; a longer body is refused with 413.
@@ -62,7 +61,6 @@ class McpEndpoint:
 
     def __init__(
         self,
-        app: ASGIApp,
         *,
         endpoints: Mapping[str, Endpoint],
         tracing: Tracing,
@@ -70,7 +68,6 @@ class McpEndpoint:
         budget: BodyBudget,
         keep_alive_s: float,
     ) -> None:
-        self._app = app
         self._endpoints = endpoints
         self._tracing = tracing
         self._max_body_bytes = max_body_bytes
@@ -78,15 +75,16 @@ class McpEndpoint:
         self._budget = budget
         self._keep_alive_s = keep_alive_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = exchange_of(scope) if scope["type"] == "http" else None
-        if exchange is None or not exchange.is_mcp:
-            await self._app(scope, receive, send)
-            return
+    async def __call__(self, method: str, receive: Receive, exchange: Exchange) -> None:
+        """Answer a request with this HTTP method.
+
+        Raises:
+            GatewayError: the answer is this error.
+        """
         endpoint = self._endpoints[exchange.view]
         try:
-            if scope["method"] != "POST":
-                await endpoint.older.endpoint().answer(scope["method"], None, receive, exchange)
+            if method != "POST":
+                await endpoint.older.endpoint().answer(method, None, receive, exchange)
                 return
             message = await self._receive(endpoint, receive, exchange)
             if message is not None:

@@ -89,11 +89,18 @@ class Responder:
         self._send_s = send_s
         self.watch: DisconnectWatch | None = None
         """The watch that ends the call of a client that does not read."""
-        self.lock = asyncio.Lock()
-        """Held while a message is sent, so that events do not mix."""
+        self._lock: asyncio.Lock | None = None
         self.state = State.NOTHING_SENT
         self.status = 0
         self.bytes_sent = 0
+
+    @property
+    def lock(self) -> asyncio.Lock:
+        """The lock that is held while a message is sent, so that events do not mix. Made at first
+        use, because most responses are one message."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response was sent. The first notification opens the
@@ -164,7 +171,7 @@ class Responder:
             headers: further headers.
             as_event: whether the body becomes the one event of a stream.
         """
-        if self.state is not State.NOTHING_SENT or as_event or self.lock.locked():
+        if self.state is not State.NOTHING_SENT or as_event or self._lock is not None:
             async with self.lock:  # only a stream has other messages
                 if await self._end_stream(body, as_event=as_event):
                     return

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from ipaddress import ip_address
@@ -274,7 +274,8 @@ class RequestMiddleware:
     """Turns every outcome of the inner layers into one answer and one log line.
 
     Args:
-        app: the layers inside.
+        app: the layers inside, for all other requests.
+        endpoint: answers a request to an MCP endpoint, given its HTTP method (`http.endpoint`).
         endpoints: the view at each path of an MCP endpoint.
         resources: each view as a protected resource; empty without authentication.
         verifiers: the verifier of each view, the default verifier first.
@@ -291,6 +292,7 @@ class RequestMiddleware:
         self,
         app: ASGIApp,
         *,
+        endpoint: Callable[[str, Receive, Exchange], Awaitable[None]],
         endpoints: Mapping[str, str],
         resources: Mapping[str, ProtectedResource],
         verifiers: Mapping[str, Verifier],
@@ -302,6 +304,7 @@ class RequestMiddleware:
         console: str | None = None,
     ) -> None:
         self._app = app
+        self._endpoint = endpoint
         self._console = None if console is None else (console, console + "/")
         self._endpoints = {
             spelled: view for path, view in endpoints.items() for spelled in (path, path + "/")
@@ -344,7 +347,7 @@ class RequestMiddleware:
                         if not connection.is_idle:
                             await connection.wait()
                         ROOM.set(connection)  # uvicorn serves each request in a context of its own
-                    await self._app(scope, receive, send)
+                    await self._endpoint(scope["method"], receive, exchange)
                 elif await self._is_open_to(scope, exchange):
                     await self._app(scope, receive, send)
                 else:
