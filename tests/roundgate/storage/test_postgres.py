@@ -466,14 +466,32 @@ class TestTables:
         store = await migrate(connection)
         await connection.execute("insert into roundgate.sessions values ('key', '', 1, 1)")
         later = (*MIGRATIONS, "alter table sessions add column owner text not null default ''")
-        assert await migrate(connection, later) == store
-        assert await migrate(connection, later) == store
+        assert await migrate(connection, later, min_version=2) == store
+        assert await migrate(connection, later, min_version=2) == store
         rows = await connection.fetch("select key, owner from roundgate.sessions")
         assert [tuple(row) for row in rows] == [("key", "")]
         with pytest.raises(
             Unavailable, match=r"version 2, this version uses 1\); use that version"
         ):
             await migrate(connection)
+
+    async def test_tables_of_a_later_version_are_used_as_long_as_that_version_allows(
+        self, connection: Any, connect: Connect, clock: FixedClock
+    ) -> None:
+        older = PostgresSessions(connect(), clock)
+        assert await older.put_new("before", b"", LATER)
+        await migrate(
+            connection,
+            (*MIGRATIONS, "alter table sessions add column owner text not null default '?'"),
+        )
+        started_later = PostgresSessions(connect(), clock)
+        assert await started_later.put_new("after", b"", LATER)
+        assert set(await older.read_values(["before", "after"])) == {"before", "after"}
+        row = await connection.fetchrow("select version, min_version from roundgate.store")
+        assert tuple(row) == (2, 1)
+        await connection.execute("update roundgate.store set min_version = 2")
+        with pytest.raises(Unavailable, match="another version of the gateway"):
+            await PostgresSessions(connect(), clock).read("after")
 
     async def test_tables_that_another_script_made_are_refused(self, connection: Any) -> None:
         await migrate(connection, ("-- before they were settled\n" + MIGRATIONS[0],))
@@ -529,7 +547,7 @@ class TestTables:
     async def test_a_database_of_a_later_version_is_refused_in_each_call_and_by_health(
         self, connection: Any, connect: Connect
     ) -> None:
-        await migrate(connection, (*MIGRATIONS, "select 1"))
+        await migrate(connection, (*MIGRATIONS, "select 1"), min_version=2)
         database = connect()
         for _ in range(2):
             with pytest.raises(Unavailable, match="another version of the gateway"):

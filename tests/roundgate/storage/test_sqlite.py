@@ -217,9 +217,9 @@ async def test_a_file_of_another_version_is_left_alone_and_says_so(
     store = SqliteSessions(SqliteDatabase(path), FixedClock())
     assert await store.put_new("t", b"", LATER)
     await store.aclose()
-    db = sqlite3.connect(path)
-    db.execute(f"pragma user_version = {version}")
-    db.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute(f"pragma user_version = {version}")
+        db.execute(f"update compatible set min_version = {version}")
     store = SqliteSessions(SqliteDatabase(path), FixedClock())
     with pytest.raises(
         Unavailable, match=rf"written by another version .* \(file version {version}"
@@ -252,11 +252,38 @@ async def test_a_file_of_an_earlier_version_is_migrated_and_keeps_its_rows(path:
         "alter table sessions add column owner text not null default '?'; create table two (n)",
     )
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        assert migrate(db, path, later) is False
-        assert migrate(db, path, later) is False
+        assert migrate(db, path, later, min_version=2) is False
+        assert migrate(db, path, later, min_version=2) is False
         rows = db.execute("select key, owner from sessions").fetchall()
         assert (rows, db.execute("select * from two").fetchall()) == ([("token", "?")], [])
     assert "file version 2, this version reads 1" in (other_version(path) or "")
+
+
+async def test_a_file_of_a_later_version_is_used_as_long_as_that_version_allows(
+    path: Path,
+) -> None:
+    """Old and new processes take turns, and the older one never takes the version back."""
+    later = (*MIGRATIONS, "alter table sessions add column owner text not null default '?'")
+    older = SqliteSessions(SqliteDatabase(path), FixedClock())
+    assert await older.put_new("before", b"", LATER)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        assert migrate(db, path, later) is False
+    started_later = SqliteSessions(SqliteDatabase(path), FixedClock())
+    assert other_version(path) is None
+    assert await started_later.put_new("after", b"", LATER)
+    assert set(await older.read_values(["before", "after"])) == {"before", "after"}
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("pragma user_version").fetchone() == (2,)
+        assert db.execute("select key, owner from sessions where key = 'after'").fetchall() == [
+            ("after", "?")
+        ]
+        db.execute("update compatible set min_version = 2")
+        db.commit()
+    await started_later.aclose()
+    await older.aclose()
+    with pytest.raises(Unavailable, match="file version 2, this version reads 1"):
+        await started_later.read("after")
+    await started_later.aclose()
 
 
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:

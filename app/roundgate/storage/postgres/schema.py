@@ -53,6 +53,9 @@ create sequence served;
 )
 """The scripts that each bring the tables to the next version. Released scripts never change; new
 columns need defaults, so that processes of the previous version can continue."""
+MIN_VERSION: Final = 1
+"""The oldest version of the tables whose processes can use the present tables. A script that removes
+what they need raises it, in a release after the one whose processes stopped using it."""
 MIGRATION_S: Final = 900
 """The time limit in seconds for a migration, including its wait for the lock."""
 IDLE_MS: Final = 60_000
@@ -62,27 +65,33 @@ _LOCK: Final = 0x726F756E64
 """The advisory lock for changes of the tables."""
 
 
-async def migrate(connection: Any, scripts: Sequence[str] = MIGRATIONS) -> str:
-    """Bring the tables to this version, even if other processes do so at the same time. Return the
-    store's id.
+async def migrate(
+    connection: Any, scripts: Sequence[str] = MIGRATIONS, min_version: int = MIN_VERSION
+) -> str:
+    """Bring the tables to this version, even if other processes do so at the same time. Leave tables
+    of a later version as they are. Return the store's id.
 
     Raises:
-        Unavailable: another version of the gateway has changed the tables.
+        Unavailable: this version cannot use the tables.
     """
     version, store = await _version(connection, scripts)
-    if version == len(scripts):
+    if version >= len(scripts):
         return store
     async with connection.transaction():
         settings = "set local statement_timeout = 0; set local search_path = roundgate"
         idle = f"set local idle_in_transaction_session_timeout = {IDLE_MS}"
         await connection.execute(f"{settings}; {idle}; select pg_advisory_xact_lock({_LOCK})")
-        version, _ = await _version(connection, scripts)
+        version, store = await _version(connection, scripts)
+        if version >= len(scripts):
+            return store
         if await connection.fetchval("select to_regnamespace('roundgate') is null"):
             await connection.execute("create schema roundgate")
         for script in scripts[version:]:
             await connection.execute(script, timeout=MIGRATION_S)
-        update = "update store set version = $1, tables_id = $2"
-        await connection.execute(update, len(scripts), _tables_id(scripts))
+        # outside of the scripts, because the first one was released without the column
+        await connection.execute("alter table store add column if not exists min_version int")
+        update = "update store set version = $1, tables_id = $2, min_version = $3"
+        await connection.execute(update, len(scripts), _tables_id(scripts), min_version)
     return (await _version(connection, scripts))[1]
 
 
@@ -90,16 +99,18 @@ async def _version(connection: Any, scripts: Sequence[str]) -> tuple[int, str]:
     """Return the version of the tables, 0 if there are none, and the store's id.
 
     Raises:
-        Unavailable: another version of the gateway has changed the tables.
+        Unavailable: this version cannot use the tables.
     """
     if await connection.fetchval("select to_regclass('roundgate.store') is null"):
         return 0, ""
-    row = await connection.fetchrow("select version, tables_id, id from roundgate.store")
-    version, number, store = row
-    if version > len(scripts) or number != _tables_id(scripts[:version]):
-        which = (
-            f"this version uses {len(scripts)}" if version > len(scripts) else "with other tables"
-        )
+    row = await connection.fetchrow(
+        "select version, tables_id, id, coalesce((to_jsonb(store) ->> 'min_version')::int, version)"
+        " from roundgate.store"
+    )
+    version, number, store, min_version = row
+    mine = len(scripts)
+    if min_version > mine or (version <= mine and number != _tables_id(scripts[:version])):
+        which = f"this version uses {mine}" if version > mine else "with other tables"
         raise Unavailable(
             "another version of the gateway has changed the tables of the database (version"
             f" {version}, {which}); use that version, or another database"

@@ -133,7 +133,14 @@ columns need defaults, so that processes of the previous version can continue.
 A file has its version (`pragma user_version`) and a number for the scripts that made it (`pragma
 application_id`). A file from an unreleased state of a script has another number.
 """
-
+MIN_VERSION: Final = 1
+"""The oldest version of a file whose processes can use the present tables. A script that removes
+what they need raises it, in a release after the one whose processes stopped using it."""
+_TABLE_OF_MIN_VERSION: Final = (
+    "create table if not exists compatible"
+    " (only_row integer primary key check (only_row = 1), min_version integer not null)"
+)
+"""Not a part of the scripts, because the first one was released without it."""
 
 _writing: Final[dict[Path, threading.Lock]] = {}
 """The locks that serialize the writers of this process, by file."""
@@ -404,20 +411,29 @@ def _file_id(path: Path) -> FileId | None:
     return status.st_dev, status.st_ino
 
 
-def migrate(db: sqlite3.Connection, path: Path, scripts: Sequence[str] = MIGRATIONS) -> bool:
+def migrate(
+    db: sqlite3.Connection,
+    path: Path,
+    scripts: Sequence[str] = MIGRATIONS,
+    min_version: int = MIN_VERSION,
+) -> bool:
     """Bring the tables of a file to this version, even if other processes do so at the same time.
-    Return whether the file was empty.
+    Leave tables of a later version as they are. Return whether the file was empty.
 
     Raises:
-        sqlite3.OperationalError: another version of the gateway wrote the file.
+        sqlite3.OperationalError: this version cannot use the file.
     """
-    if _version(db, path, scripts) == len(scripts):
+    if _version(db, path, scripts) >= len(scripts):
         return False
     with transaction(db):
         version = _version(db, path, scripts)
+        if version >= len(scripts):
+            return False
         for script in scripts[version:]:
             for statement in filter(str.strip, script.split(";")):
                 db.execute(statement)
+        db.execute(_TABLE_OF_MIN_VERSION)
+        db.execute("insert or replace into compatible values (1, ?)", (min_version,))
         db.execute(f"pragma application_id = {_tables_id(scripts)}")
         db.execute(f"pragma user_version = {len(scripts)}")
     return version == 0
@@ -427,7 +443,7 @@ def _version(db: sqlite3.Connection, path: Path, scripts: Sequence[str]) -> int:
     """Return the version of a file, 0 if it is empty.
 
     Raises:
-        sqlite3.OperationalError: another version of the gateway wrote the file.
+        sqlite3.OperationalError: this version cannot use the file.
     """
     if reason := _why_other(db, path, scripts):
         raise sqlite3.OperationalError(reason)
@@ -455,6 +471,8 @@ def _why_other(db: sqlite3.Connection, path: Path, scripts: Sequence[str]) -> st
     if version == 0:
         return None
     is_later = version > len(scripts)
+    if is_later and _min_version(db, version) <= len(scripts):
+        return None
     if not is_later and _pragma(db, "application_id") == _tables_id(scripts[:version]):
         return None
     which = f"this version reads {len(scripts)}" if is_later else "with other tables"
@@ -462,6 +480,14 @@ def _why_other(db: sqlite3.Connection, path: Path, scripts: Sequence[str]) -> st
         f"{path.name} was written by another version of the gateway (file version {version},"
         f" {which}); use that version, or another file"
     )
+
+
+def _min_version(db: sqlite3.Connection, version: int) -> int:
+    """Return the oldest version that can use a file; the file's own if the file does not say."""
+    if not db.execute("select 1 from sqlite_master where name = 'compatible'").fetchone():
+        return version
+    oldest: int = db.execute("select min_version from compatible").fetchone()[0]
+    return oldest
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:
