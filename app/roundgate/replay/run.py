@@ -192,8 +192,9 @@ class HiddenRounds(Protocol):
         """Store the answers of a round, unless it has some; return its outcome, or the round, claimed,
         if this process `continues` the call."""
 
-    async def receive(self, ref: TaskRef) -> HiddenRound:
-        """Wait until a request sends the answers of a round, and claim the round."""
+    async def receive(self, ref: TaskRef) -> HiddenRound | None:
+        """Wait until a request sends the answers of a round, and claim the round; return `None` if
+        the round has ended instead."""
 
     async def close(self, ref: TaskRef, tool: str, outcome: bytes) -> bool:
         """End a round without answers; return `False` if it has answers."""

@@ -100,6 +100,8 @@ TIDY_AFTER_MS: Final = 600_000
 CANCELLED: Final = "The client cancelled the call"
 _UNKNOWN_STATE: Final = b"null"
 """The state of a call whose first round has not ended."""
+_LOST: Final = b"null"
+"""The outcome of a round whose process has died."""
 
 
 class Patiently(Protocol):
@@ -249,13 +251,23 @@ class HiddenTasks:
                 if record.call_id not in (None, task.call_id):
                     return NotSent.OTHER
                 if not record.is_open:
-                    return await self._always(lambda: self.outcome(ref)) or NotSent.ENDED
+                    outcome = await self._always(lambda: self.outcome(ref))
+                    return NotSent.LOST if outcome == _LOST else outcome or NotSent.ENDED
+                if self._is_over(record):
+                    return NotSent.LOST
                 if sight.is_free(record, stays_free=continues):
-                    if not continues:
-                        return NotSent.LOST
-                    if (holding := await self._always(partial(self.claim, record))) is not None:
+                    holding = await self._always(partial(self.claim, record))
+                    if holding is not None and continues:
                         return holding
+                    if holding is not None:
+                        await self._lose(holding)
+                        return NotSent.LOST
                 await looks.pause()
+
+    async def _lose(self, holding: Holding) -> None:
+        """End a round whose process has died, so that it is not open any more, and cannot run."""
+        with suppress(LeaseLost):
+            await self._always(lambda: holding.finish(_LOST, Ending.ERROR))
 
     async def _always(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `ask`, and repeat it while the store is unavailable; the deadline of
@@ -280,7 +292,7 @@ class HiddenTasks:
             expires_ms=now_ms + KEEP_MS,
             due_ms=now_ms + KEEP_MS,
             lease_until_ms=now_ms + lease_ms if lease_ms else 0,
-            **(ending or {"call_id": json.digest(answers.decode())}),
+            **(ending or {"call_id": json.digest(json.decode(answers))}),
         )
 
     async def close(self, ref: TaskRef, tool: str, outcome: bytes) -> bool:
@@ -294,8 +306,9 @@ class HiddenTasks:
         record = await self.patiently(lambda: self._store.head(ref))
         return record is None or record.call_id is None
 
-    async def receive(self, ref: TaskRef) -> Holding:
-        """Wait until a request sends the answers of a round, and claim the round."""
+    async def receive(self, ref: TaskRef) -> Holding | None:
+        """Wait until a request sends the answers of a round, and claim the round. Return `None` if
+        the round has ended instead."""
         with self.looks(ref) as looks:
             while True:
                 looks.news.clear()
@@ -303,7 +316,13 @@ class HiddenTasks:
                     record = await self._store.head(ref)
                     if record is not None and (holding := await self.claim(record)) is not None:
                         return holding
+                    if record is not None and self._is_over(record):
+                        return None
                 await looks.pause()
+
+    def _is_over(self, record: TaskRecord) -> bool:
+        """Return whether nobody can claim a round any more."""
+        return not record.is_open or record.expires_ms <= self.clock.now_ms()
 
     @contextmanager
     def looks(self, ref: TaskRef) -> Iterator[Looks]:

@@ -448,6 +448,7 @@ async def test_answers_reach_the_process_that_listens_and_the_outcome_all_reques
     receiving = asyncio.create_task(another().receive(round_of))
     sending = asyncio.create_task(another().send(round_of, "up", b'{"a":1}', continues=False))
     held = await receiving
+    assert held is not None
     assert held.answers == b'{"a":1}'
     async with held.renewed():
         await held.finish(b"done")
@@ -464,6 +465,45 @@ async def test_a_round_that_no_process_claims_is_lost(
     began_ms = clock.monotonic_ms()
     assert await passing(clock, sending) is NotSent.LOST
     assert clock.monotonic_ms() - began_ms >= LEASE_MS
+    assert await another().send(round_of, "up", b"{}", continues=False) is NotSent.LOST
+
+
+async def test_lost_rounds_leave_room_for_the_tasks_of_their_owner(
+    another: Another, round_of: TaskRef, clock: FixedClock
+) -> None:
+    tasks = another(max_open_per_owner=1)
+    sending = asyncio.create_task(tasks.send(round_of, "up", b"{}", continues=False))
+    assert await passing(clock, sending) is NotSent.LOST
+    assert (await tasks.ask(CALL, b"state", ASKED)).is_hidden
+
+
+async def test_a_process_that_comes_too_late_does_not_run_a_lost_round(
+    another: Another, round_of: TaskRef, clock: FixedClock
+) -> None:
+    sending = asyncio.create_task(another().send(round_of, "up", b"{}", continues=False))
+    assert await passing(clock, sending) is NotSent.LOST
+    async with asyncio.timeout(10):
+        assert await another().receive(round_of) is None
+
+
+@pytest.mark.parametrize("continues", [True, False])
+async def test_a_round_that_has_expired_is_lost(
+    continues: bool, another: Another, round_of: TaskRef, clock: FixedClock
+) -> None:
+    assert isinstance(await another().send(round_of, "up", b"{}", continues=True), hidden.Holding)
+    clock.skip(KEEP_MS / 1000 + 1)
+    async with asyncio.timeout(10):
+        sent = await another().send(round_of, "up", b"{}", continues=continues)
+    assert sent is NotSent.LOST
+
+
+async def test_the_same_answers_in_another_order_are_the_same_answers(
+    another: Another, round_of: TaskRef
+) -> None:
+    held = await another().send(round_of, "up", b'{"a":{"b":1,"c":2}}', continues=True)
+    assert isinstance(held, hidden.Holding)
+    await held.finish(b"done")
+    assert await another().send(round_of, "up", b'{"a":{"c":2,"b":1.0}}', continues=True) == b"done"
 
 
 async def test_a_round_whose_process_died_is_continued_by_one_of_the_others(
@@ -505,3 +545,5 @@ async def test_a_round_that_an_operator_ended_has_no_outcome(
     assert isinstance(await another().send(round_of, "up", b"{}", continues=True), hidden.Holding)
     await another().cancel(round_of)
     assert await another().send(round_of, "up", b"{}", continues=True) is NotSent.ENDED
+    async with asyncio.timeout(10):
+        assert await another().receive(round_of) is None

@@ -478,8 +478,9 @@ class HeldCall:
     _unasked: list[str] = field(default_factory=list)
     """The keys of questions that are not yet in an outcome."""
     _has_asked: asyncio.Event = field(default_factory=asyncio.Event)
-    _receiving: asyncio.Task[HiddenRound] | None = None
-    """Claims the round of the last questions once they are answered."""
+    _receiving: asyncio.Task[HiddenRound | None] | None = None
+    """Claims the round of the last questions once they are answered; returns `None` if an operator
+    has ended the round."""
     _is_stopped: bool = False
     failure: BaseException | None = None
 
@@ -680,13 +681,15 @@ class HeldCall:
             fields = {"backend": self.calls.server, "error": str(error)}
             log.warning("the outcome of a held call could not be stored", extra={"fields": fields})
         finally:
+            if self._receiving is not None:
+                self._receiving.cancel()
             self.claimed = self._receiving = None
 
     # -- answers -----------------------------------------------------------------------------------
 
     async def _wait_for_answers(self, exchange: asyncio.Future[Json]) -> Mapping[str, Any] | None:
         """Claim the round of the last outcome, once a process has posted its answers; return them.
-        Return `None` if the wait has expired or the call has ended."""
+        Return `None` if the wait has expired, or the round or the call has ended."""
         hidden, ref = self.rounds.hidden, self.rounds.ref(self.number)
         self.number += 1
         self._receiving = asyncio.ensure_future(hidden.receive(ref))
@@ -701,6 +704,8 @@ class HeldCall:
             self._receiving = None
             return None
         self.claimed, self._receiving = await self._receiving, None
+        if self.claimed is None:
+            return None
         answers: Mapping[str, Any] = json.decode(self.claimed.answers)
         return answers
 

@@ -18,7 +18,8 @@ from roundgate.backends.mcp import server as mcp_server
 from roundgate.client import DECLINE, VERSIONS, Client, link
 from roundgate.errors import QuotaExceeded, StoreAway
 from roundgate.main import build_app
-from roundgate.tasks.events import Finish
+from roundgate.tasks.events import Cancel, Finish
+from roundgate.tasks.hidden import HiddenTasks
 from roundgate.tasks.stored import StoredTasks
 from tests.support import wire
 from tests.support.asgi import Client as Mcp
@@ -45,7 +46,7 @@ from tests.support.older_servers import (
     to_the_end,
 )
 from tests.support.round_robin import RoundRobin
-from tests.support.scripted import STREAM_HEAD, Asked, event, result, scripted
+from tests.support.scripted import STREAM_HEAD, Asked, event, result, scripted, text
 from tests.support.sdk_servers import (
     OLDER,
     needs_older,
@@ -295,6 +296,52 @@ async def test_a_fault_of_the_gateway_ends_a_held_call_at_once(
             assert "failed in the gateway" in said(ended)
     assert ended["result"]["isError"] is True
     assert "no text" not in said(ended)
+
+
+async def receiving() -> int:
+    """The number of tasks that wait for the answers of a round."""
+    names = [getattr(each.get_coro(), "__qualname__", "") for each in asyncio.all_tasks()]
+    return names.count(HiddenTasks.receive.__qualname__)
+
+
+async def test_no_process_waits_for_answers_to_a_call_that_has_ended(tmp_path: Path) -> None:
+    ends = asyncio.Event()
+
+    async def gives_up(asked: Asked) -> AsyncIterator[bytes]:
+        yield STREAM_HEAD
+        params = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {}}}
+        question = {"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params}
+        yield event(question)
+        await ends.wait()
+        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text("without you")})
+
+    async with asking(tmp_path, gives_up) as (_, app), client(app) as mcp, asyncio.timeout(60):
+        asked = await call(mcp, "t")
+        await until(1, receiving)
+        ends.set()
+        await until(0, receiving)
+        assert said(await again(mcp, "t", asked, ADA)) == "without you"
+
+
+async def test_a_round_that_an_operator_ends_cancels_the_questions_at_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled_first(store: Any, ref: Any, claim: Any, now_ms: int) -> Any:
+        await store.apply(ref, Cancel("The operator cancelled the task", now_ms), now_ms)
+        return await claims(store, ref, claim, now_ms)
+
+    claims = StoredTasks.claim
+    asks = Asking()
+    async with asking(tmp_path, asks) as (server, app), client(app) as mcp, asyncio.timeout(60):
+        asked = await call(mcp, "t")
+        monkeypatch.setattr(StoredTasks, "claim", cancelled_first)
+        assert "An operator of the gateway ended" in said(await again(mcp, "t", asked, ADA))
+
+        async def answers() -> int:
+            return server.methods().count("(answer)")
+
+        await until(1, answers)
+        await until(0, receiving)
 
 
 @pytest.mark.parametrize("fault", ["away", "full"])
