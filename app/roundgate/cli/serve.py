@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from math import ceil
 from typing import Any, Final
@@ -15,6 +16,7 @@ from typing import Any, Final
 import uvicorn
 from msgspec.structs import replace
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
 from roundgate.cli.arguments import (
     PORT,
@@ -45,6 +47,8 @@ have ended, and only clients that do not read are left."""
 WORKER_ANSWER_S: Final = 30
 """Seconds that a server process has to answer its supervisor before it is replaced. A process that
 starts does not answer while it imports the gateway, which takes a busy machine several seconds."""
+JOIN_EVERY_S: Final = 0.1
+"""Seconds between two checks whether the server processes have ended."""
 ACCEPTS_AT_ONCE: Final = 16
 """The number of connections accepted in one iteration of the event loop."""
 log = logging.getLogger("roundgate")
@@ -148,15 +152,35 @@ class Supervisor(Multiprocess):
                 fields = {"pid": process.pid, "ended_by": _ended_by(process.exitcode)}
                 log.error("a server process died; another was started", extra={"fields": fields})
 
+    def handle_int(self) -> None:
+        """Stop without the time to accept connections. The second signal is SIGTERM, because a
+        terminal sends SIGINT to the processes itself, and a second SIGINT would cut calls."""
+        super().handle_int()
+        self.signal_queue.append(signal.SIGTERM)
+
+    def join_all(self) -> None:
+        """Wait for the processes, and forward later signals: they end the time to accept
+        connections."""
+        while running := [process for process in self.processes if process.exitcode is None]:
+            running[0].process.join(JOIN_EVERY_S)
+            while self.signal_queue:
+                number = self.signal_queue.pop(0)
+                if number in (signal.SIGINT, signal.SIGTERM):
+                    _send(number, running)
+
     def handle_hup(self) -> None:
         """Forward SIGHUP, so each process reloads, or stop if the terminal was closed. uvicorn
         itself would replace the processes and end calls that outlast a graceful shutdown."""
         if self._is_terminal_gone():  # the terminal has also signalled the other processes
             self.should_exit.set()
             return
-        for process in self.processes:
-            if process.pid is not None:
-                os.kill(process.pid, signal.SIGHUP)
+        _send(signal.SIGHUP, self.processes)
+
+
+def _send(number: int, processes: Iterable[Process]) -> None:
+    for process in processes:
+        if process.exitcode is None and process.pid is not None:
+            os.kill(process.pid, number)
 
 
 def _ended_by(exit_code: int | None) -> str:

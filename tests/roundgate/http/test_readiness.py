@@ -63,8 +63,15 @@ def test_a_process_that_drains_still_serves_and_says_so(tmp_path: Path, workers:
         wait_until(lambda: ready(server) == (503, "draining"))
         assert httpx.get(f"{server.url}/healthz", timeout=60).json()["status"] == "ok"
         assert server.process.poll() is None
-        if workers == 1:
-            assert server.stop() == 0  # the second signal does not wait
+        assert server.stop() == 0  # the second signal does not wait
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigint_does_not_wait(tmp_path: Path, workers: int) -> None:
+    environment = {"GATEWAY_DRAIN_S": "999", "GATEWAY_STORE": f"sqlite:///{tmp_path}/s.sqlite3"}
+    with running(config(tmp_path), environment, "--workers", str(workers)) as server:
+        wait_until(lambda: ready(server) == (200, "ready"))
+        assert server.stop(signal.SIGINT) == 0
 
 
 def test_draining_ends_by_itself(tmp_path: Path) -> None:
