@@ -11,6 +11,7 @@ the content security policy to every response, so that no page can forget it.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from functools import partial
 from typing import Final
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundgate.auth import LOCAL
 from roundgate.auth.verifier import MAX_TOKEN_BYTES
-from roundgate.errors import AuthError, Unavailable
+from roundgate.errors import AuthError, Draining, Unavailable
 from roundgate.http.bodies import read_body
 from roundgate.http.exchange import exchange_of
 from roundgate.http.request import public_origins
@@ -77,8 +78,12 @@ class ConsoleAccess:
             await self._app(scope, receive, send)
             return
 
+        is_sent = False
+
         async def send_guarded(message: Message) -> None:
+            nonlocal is_sent
             if message["type"] == "http.response.start":
+                is_sent = True
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
                 headers.setdefault("cache-control", "no-store")
@@ -86,12 +91,22 @@ class ConsoleAccess:
 
         request = Request(scope, receive)
         try:
+            await self._serve(request, path, send_guarded)
+        except asyncio.CancelledError:
+            if is_sent or not self._console.replica.readiness.is_draining:
+                raise
+            # the server cancels requests that outlast the grace; it would answer with a bare 500
+            await self._failure(request, Draining())(scope, receive, send_guarded)
+
+    async def _serve(self, request: Request, path: str, send: Send) -> None:
+        scope, receive = request.scope, request.receive
+        try:
             answer = await self._refusal(request, path)
         except (AuthError, Unavailable) as error:
             answer = self._failure(request, error)
         body = scope.pop(_BODY, None)
         inner = receive if body is None else _replay(body, receive)
-        await (self._app if answer is None else answer)(scope, inner, send_guarded)
+        await (self._app if answer is None else answer)(scope, inner, send)
 
     def _path(self, path: str) -> str | None:
         """Return a path below the console's own, or `None` for a path elsewhere."""
@@ -196,7 +211,7 @@ def tell_refusal(request: Request, error: AuthError | Unavailable) -> str:
     exchange = exchange_of(request.scope)
     if isinstance(error, AuthError):
         return str(exchange.refused(error))
-    exchange.label, exchange.error = "error", str(error)
+    exchange.label, exchange.error = error.outcome, str(error)
     return str(error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from roundgate import tool
 from roundgate.errors import ConfigError
 from roundgate.settings.process import Settings
+from roundgate_console import overview
 from tests.support.asgi import STATE_KEY, built, config_file
 from tests.support.console import (
     COOKIES,
@@ -513,3 +515,45 @@ async def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("roundgate.runtime.checks.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"(?s)extra console.*roundgate\[console\]"):
         built(config_file(hello, console={}))
+
+
+@pytest.fixture
+def hangs(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let the overview hang; the event is set when it does."""
+    begun = asyncio.Event()
+
+    async def hang(*_: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(overview, "survey", hang)
+    return begun
+
+
+@pytest.mark.parametrize("path", ["", "/api/overview"])
+async def test_a_page_that_outlasts_the_grace_says_that_the_process_stops(
+    path: str, hangs: asyncio.Event
+) -> None:
+    app = built(config_file(console={}))
+    console = app.state.console
+    async with browser_of(app) as browser:
+        await browser.get(f"/enter?token={console.sessions.seal_link()}")
+        request = asyncio.create_task(browser.get(path))
+        await hangs.wait()
+        console.replica.readiness.is_draining = True
+        request.cancel()  # as uvicorn cancels requests
+        response = await request
+        assert response.status_code == 503
+        assert "The server is being restarted" in response.text
+        assert "content-security-policy" in response.headers
+
+
+async def test_a_page_whose_request_is_cancelled_otherwise_has_no_response(
+    hangs: asyncio.Event,
+) -> None:
+    async with local() as browser:
+        request = asyncio.create_task(browser.get())
+        await hangs.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
