@@ -823,6 +823,16 @@ class CallCancelled(Inside):
     """The client cancelled the call or closed its connection."""
 
 
+class NeedsEngine(Inside):
+    """A call that began without the engine cannot end without it. `begun` is the answer to its first
+    request, a result or a `BackendError`; the engine takes the answer and does not send the request
+    again."""
+
+    def __init__(self, begun: dict[str, Any] | BackendError) -> None:
+        super().__init__("the call needs the engine")
+        self.begun = begun
+
+
 class CleanedUp(Inside):
     """The external work of a call was ended, or no such work was found; the text says which."""
 

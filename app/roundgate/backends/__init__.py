@@ -8,6 +8,7 @@ from roundgate.backends.approvals import decision_in as decision_in
 from roundgate.backends.approvals import is_approval as is_approval
 from roundgate.backends.approvals import log_decision as log_decision
 from roundgate.backends.base import Backend as Backend
+from roundgate.backends.base import DirectCall as DirectCall
 from roundgate.backends.base import Offering as Offering
 from roundgate.backends.base import Prompt as Prompt
 from roundgate.backends.base import Resource as Resource

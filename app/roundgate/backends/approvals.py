@@ -52,7 +52,7 @@ def like(
     call: CallTool, wrapped: Callable[[Any, dict[str, Any]], Coroutine[Any, Any, Returned]]
 ) -> CallTool:
     """Return a wrapper, which takes any context that `call` takes, as a call of the same type."""
-    return DirectCall(wrapped) if isinstance(call, DirectCall) else wrapped
+    return replace(call, run=wrapped) if isinstance(call, DirectCall) else wrapped
 
 
 def guarded(tool: Tool, backend: BackendConfig, *, has_policy: bool) -> Tool:

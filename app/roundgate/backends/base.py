@@ -88,10 +88,13 @@ class ToolAbout(Struct, frozen=True):
 
 
 class DirectCall(Struct, frozen=True):
-    """The call of a tool that cannot suspend: it asks nothing and records no step. The gateway runs it
-    without the engine, unless a wrapper (`approvals.around_calls`) has taken its place."""
+    """The call of a tool that asks nothing and records no step, or that raises `NeedsEngine` before it
+    does. The gateway runs it without the engine, unless a wrapper (`approvals.around_calls`) has taken
+    its place, or `is_possible` is false."""
 
     run: Callable[[AnyContext, dict[str, Any]], Coroutine[Any, Any, Returned]]
+    is_possible: Callable[[], bool] = lambda: True
+    """Returns whether a call can begin without the engine now."""
 
     def __call__(
         self, context: AnyContext, arguments: dict[str, Any]

@@ -327,12 +327,13 @@ def limited(tool: Tool, limiters: Sequence[CallLimiter]) -> Tool:
 async def _places(
     limiters: Sequence[CallLimiter], context: AnyContext, tool: Tool
 ) -> AsyncIterator[None]:
-    """Hold a place of each limiter for the block. A call that ends the external work of a task needs
-    none, and neither does a call that only becomes a task."""
+    """Hold a place of each limiter for the block. A call needs none that ends the external work of a
+    task, only becomes a task, or whose request was sent without the engine."""
     call = call_of(context)
     is_task = call.task_id is not None
     may_become_task = isinstance(call, Call) and call.may_become_task
-    if call.cleanup is not None or (may_become_task and tool.begins_as_task):
+    only_becomes_task = may_become_task and tool.begins_as_task
+    if call.cleanup is not None or call.begun is not None or only_becomes_task:
         yield
         return
     async with AsyncExitStack() as held:

@@ -10,7 +10,7 @@ from roundgate.auth import Principal
 from roundgate.errors import BackendError
 from roundgate.json import encode
 from roundgate.protocol import NEWEST, REQUIRED, Status, TaskView, without_none
-from roundgate.replay import MAX_STATUS_CHARS, Context, Url, form_schema
+from roundgate.replay import MAX_STATUS_CHARS, AnyContext, Url, call_of, form_schema
 
 MAX_ID_CHARS: Final = 512
 """The maximum length of a service's task id, in characters."""
@@ -59,10 +59,10 @@ class TaskSource(Protocol):
         """
 
 
-def may_hand_over(context: Context) -> bool:
+def may_hand_over(context: AnyContext) -> bool:
     """Return whether the tool may return a task of its service. True if the call is not itself a
     task and the client supports tasks."""
-    return context.task_id is None and context.supports(REQUIRED)
+    return context.task_id is None and call_of(context).capabilities.has(REQUIRED)
 
 
 def task_view(task: Any) -> TaskView:

@@ -228,7 +228,7 @@ class Calls(Struct, frozen=True, kw_only=True):
             Unavailable: the audit log cannot be written.
         """
         round_ = self._begin(target, params, context, key)
-        if self.trail is not None:
+        if self.trail is not None and context.begun is None:  # else `begin_direct` has recorded it
             self._record(self.trail, round_.number, target, params, context)
         return round_
 

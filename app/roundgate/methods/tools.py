@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from roundgate.aio import ROOM, Room, in_own_context
 from roundgate.auth import Principal
-from roundgate.backends import Returned, ServedTool
+from roundgate.backends import DirectCall, Returned, ServedTool
 from roundgate.errors import (
     AnswersUnread,
     ArgumentsRefused,
     BackendBusy,
     BackendError,
     MissingCapability,
+    NeedsEngine,
     NotJson,
     ServerAway,
     ToolError,
@@ -98,11 +99,12 @@ class ToolMethods:
         if served.requires:
             inbound.meta.capabilities.require(served.requires, f"tool {served.name}")
         key = inbound.meta.raw.get(IDEMPOTENCY_KEY)
-        if served.direct is not None and params.request_state is None and key is None:
+        direct = served.direct if params.request_state is None and key is None else None
+        if direct is not None and direct.is_possible():
             self._calls.begin_direct(served, arguments, params, context)
             if not is_valid:
                 return self._refused(served, arguments)
-            return self._run_direct(served.direct.run(context, arguments), served, context)
+            return self._run_direct(direct, served, arguments, params, context)
         target = CallTarget("tools/call", served.name, arguments, served.backend)
         round_ = self._calls.begin(target, params, context, key=key)
         call = self._calls.call(context, round_, served)
@@ -115,12 +117,14 @@ class ToolMethods:
 
     async def _run_direct(
         self,
-        call: Coroutine[Any, Any, Returned],
+        direct: DirectCall,
         served: ServedTool,
+        arguments: dict[str, Any],
+        params: CallToolParams,
         context: RequestContext,
     ) -> Reply:
-        """Run a call that cannot suspend to its end or to its deadline, in a context of its own:
-        pipelined requests share one.
+        """Run a call without the engine to its end or to its deadline, in a context of its own:
+        pipelined requests share one. Go on with the engine if the call needs it after all.
 
         Raises:
             CancelledError: the call was cancelled.
@@ -128,13 +132,15 @@ class ToolMethods:
         watch, deadline = context.watch, context.deadline
         limit_s = watch.limit(deadline)
         try:
-            value = await in_own_context(call)
+            value = await in_own_context(direct.run(context, arguments))
         except BaseException as error:
             # some libraries convert the cancellation
             if watch.end_limit() and isinstance(error, CancelledError | TimeoutError):
                 failure = engine.late_error(deadline, limit_s)
             else:
                 failure = engine.failure_of(error)
+            if isinstance(failure, NeedsEngine):
+                return await self._run_begun(failure, served, arguments, params, context)
             return self._ended(Failed(failure), served, context.principal)
         watch.end_limit()
         if not isinstance(value, ToolResult):
@@ -143,6 +149,20 @@ class ToolMethods:
         if room is None or room.is_idle:
             return self._completed(value, served)
         return await self._in_room(value, room, served)
+
+    async def _run_begun(
+        self,
+        needs: NeedsEngine,
+        served: ServedTool,
+        arguments: dict[str, Any],
+        params: CallToolParams,
+        context: RequestContext,
+    ) -> Reply:
+        """Run a call with the engine, which takes the answer to the request that was sent."""
+        context.begun = needs.begun
+        target = CallTarget("tools/call", served.name, arguments, served.backend)
+        round_ = self._calls.begin(target, params, context)
+        return await self._run(served, round_, self._calls.call(context, round_, served), True)
 
     async def _refused(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
         return self._invalid(served, arguments)

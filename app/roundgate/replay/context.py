@@ -34,7 +34,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
 from roundgate.json import fresh
-from roundgate.protocol import PromptMessage, notifications, without_none
+from roundgate.protocol import PromptMessage, notifications
 from roundgate.replay import asking, remembered, steps, waiting
 from roundgate.replay.asking import ExternalEvent, open_event
 from roundgate.replay.branches import Branch, here, inside
@@ -624,15 +624,7 @@ class Context(CallFacts):
             done = f"{progress:.12g}" if total is None else f"{progress:.12g} of {total:.12g}"
             await self.status(done if message is None else f"{done}: {message}")
             return
-        token = self._call.meta.progress_token
-        if token is None or self._call.notify is None:
-            return
-        last = self._run.last_progress
-        if last is not None and progress <= last:
-            return
-        self._run.last_progress = progress
-        params = without_none(progressToken=token, progress=progress, total=total, message=message)
-        await self._call.notify(notifications.PROGRESS, params)
+        await self._call.progress(progress, total, message)
 
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
         """Send a log message to the client, if the client asked for this level or a lower one with

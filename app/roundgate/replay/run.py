@@ -29,7 +29,7 @@ from msgspec import Struct
 from roundgate.aio import TaskWatch, Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
-from roundgate.errors import Suspend
+from roundgate.errors import BackendError, Suspend
 from roundgate.protocol import (
     LOG_LEVELS,
     ClientCapabilities,
@@ -270,6 +270,11 @@ class Call(Struct, kw_only=True, eq=False):
     """Opens external events, in a task."""
     authorize: Authorize | None = None
     """Checks the call by the rules of `policy`; `None` if there are none."""
+    begun: dict[str, Any] | BackendError | None = None
+    """The answer to the first request of a call that began without the engine (`NeedsEngine`); the
+    call's first step takes it."""
+    last_progress: float | None = None
+    """The last progress that the client was sent."""
     cleanup: Cleanup | None = None
     """Set if the call may only end external work and begin no other."""
     step_threads: Threads | None = None
@@ -296,6 +301,19 @@ class Call(Struct, kw_only=True, eq=False):
 
     async def continue_as_task(self) -> None:
         """Do nothing: the call cannot become a task."""
+
+    async def progress(
+        self, progress: float, total: float | None = None, message: str | None = None
+    ) -> None:
+        """As `Context.progress`."""
+        token = self.meta.progress_token
+        if token is None or self.notify is None:
+            return
+        if self.last_progress is not None and progress <= self.last_progress:
+            return
+        self.last_progress = progress
+        params = without_none(progressToken=token, progress=progress, total=total, message=message)
+        await self.notify(notifications.PROGRESS, params)
 
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
         """As `Context.log`."""
@@ -396,8 +414,6 @@ class Run:
     """The number of values that the engine has made for the handler in this run."""
     values_durable = 0
     """The number of values of the engine that are certainly durable."""
-    last_progress: float | None = None
-    """The progress that the handler reported last."""
     _driver: asyncio.Task[Any] | None = None
     """The task that waits for the handler's own task, if it has one."""
     _driver_cancelling = 0

@@ -12,7 +12,7 @@ from roundgate.backends.mcp.tools import UsableTool, without_hop
 from roundgate.client import ServerInfo
 from roundgate.client.types import Json
 from roundgate.protocol.apps import EXTENSION, FLAT_KEYS, SCHEME, page_uris
-from roundgate.replay import Context, run_of
+from roundgate.replay import AnyContext, call_of
 
 
 def with_page_uris(value: Mapping[str, Any], rename: Callable[[str], str]) -> Mapping[str, Any]:
@@ -34,9 +34,9 @@ def _renamed(uri: Any, rename: Callable[[str], str]) -> Any:
     return rename(uri) if isinstance(uri, str) and uri.startswith(SCHEME) else uri
 
 
-def declared_extension(context: Context) -> Json:
+def declared_extension(context: AnyContext) -> Json:
     """Return the extension as the call's client declared it; empty if the client shows no pages."""
-    extensions = run_of(context).call.capabilities.declared.get("extensions")
+    extensions = call_of(context).capabilities.declared.get("extensions")
     settings = extensions.get(EXTENSION) if isinstance(extensions, dict) else None
     return {EXTENSION: settings} if isinstance(settings, dict) else {}
 

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from roundgate.aio import Threads
-from roundgate.backends.base import Offering, Resource, ServerState, Shared, Tool
+from roundgate.backends.base import DirectCall, Offering, Resource, ServerState, Shared, Tool
 from roundgate.backends.http.credentials import Accesses, authenticated
 from roundgate.backends.http.reliability import Gate, Hosts
 from roundgate.backends.http.secrets import SECRET_NAME, AnswerRedactor
@@ -373,7 +373,7 @@ class McpBackend:
         schema = tool.definition["inputSchema"]
         return Tool(
             self._uris.in_meta(tool.definition),
-            call,
+            DirectCall(call, call.is_possible),
             is_described_remotely=True,
             compiled=(schema, tool.arguments),
         )

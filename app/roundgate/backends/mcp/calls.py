@@ -57,13 +57,14 @@ from roundgate.errors import (
     BadAnswer,
     ClientError,
     NeedsCapability,
+    NeedsEngine,
     ServerRefused,
     ToolError,
     UnexpectedAnswer,
 )
 from roundgate.observability import tracing
 from roundgate.protocol import LOG_LEVELS, REQUIRED, merged
-from roundgate.replay import NAME, Context, Raw, run_of
+from roundgate.replay import NAME, AnyContext, Call, Context, Raw, call_of, run_of
 
 MAX_NOTICES: Final = 10_000
 """The maximum number of progress and log messages of one request."""
@@ -108,7 +109,14 @@ class ToolCalls(Struct, frozen=True):
     is_older: bool = False
     """Whether the server speaks only revisions before 2026-07-28."""
 
-    async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
+    def is_possible(self) -> bool:
+        """Return whether a call can begin without the engine: no older server asks in its session."""
+        held_calls = self.held_calls
+        return held_calls is None or not (self.is_older or held_calls.has_to_ask(self.tool.name))
+
+    async def __call__(self, context: AnyContext, arguments: dict[str, Any]) -> Returned:
+        if isinstance(context, Call):
+            return await self._call_directly(context, arguments)
         await context.continue_as_task()
         outcome = await server_dialogue(
             context,
@@ -131,35 +139,62 @@ class ToolCalls(Struct, frozen=True):
                 raise ServerRefused(message, code, data)
         raise AssertionError("an exchange has no other outcome")
 
+    async def _call_directly(self, call: Call, arguments: dict[str, Any]) -> Returned:
+        """Send the call as one request.
+
+        Raises:
+            NeedsEngine: the server did not answer with a result, or the result says that the tool has
+                to ask.
+        """
+        try:
+            raw = await self._send(call, {"name": self.tool.name, "arguments": arguments})
+        except BackendError as error:
+            raise NeedsEngine(error) from None
+        is_result = "inputRequests" not in raw and raw.get("resultType", "complete") == "complete"
+        if not is_result or refuses_to_ask(_error_text(Result(raw))):
+            raise NeedsEngine(raw)
+        return result_from_wire(self.uris.in_result(raw), self.config.name)
+
+    async def _send(self, context: AnyContext, params: Json) -> Json:
+        """Send a request outside sessions of callers; return its result."""
+        await self.require_accepted(self.tool.name)
+        relay = Relay(context, self.server)
+        if (level := relay.log_level) is not None:
+            await self._set_log_level(level)
+        return await self.server.request(
+            "tools/call",
+            with_meta(params, context),
+            self._listener(relay, params, context),
+            context.deadline,
+            is_repeatable=self.tool.listed.may_be_repeated,
+        )
+
+    def _listener(self, relay: Relay, params: Json, context: AnyContext) -> Listener:
+        extensions = REQUIRED if self._may_be_task(context) else {}
+        return relay.listener(of_arguments(self.tool.listed, params["arguments"]), extensions)
+
     def _exchange(self, context: Context, params: Json, may_open: bool) -> Step:
         async def exchange() -> Recorded:
             if self.is_older and answers_questions(params):
                 refuse_answers(self.config.name)
-            relay = Relay(context, self.server)
-            await self.require_accepted(self.tool.name)
-            listener = relay.listener(
-                of_arguments(self.tool.listed, params["arguments"]),
-                REQUIRED if self._may_be_task(context) else {},
-            )
-            full_params = with_meta(params, context)
+            call = call_of(context)
+            begun, call.begun = call.begun, None
+            if isinstance(begun, BackendError):
+                raise begun
+            if begun is not None:
+                return self._outcome(begun, context)
             is_new = not answers_questions(params)
             if is_new and (held_calls := self._held_calls(context)) is not None:
+                await self.require_accepted(self.tool.name)
+                listener = self._listener(Relay(context, self.server), params, context)
+                full_params = with_meta(params, context)
                 outcome = await self.server.limited(
                     lambda: held_calls.begin(context, "tools/call", full_params, listener),
                     context.deadline,
                     is_repeatable=self.tool.listed.may_be_repeated,
                 )
                 return self._outcome(outcome, context)
-            if (level := relay.log_level) is not None:
-                await self._set_log_level(level)
-            raw = await self.server.request(
-                "tools/call",
-                full_params,
-                listener,
-                context.deadline,
-                is_repeatable=self.tool.listed.may_be_repeated,
-            )
-            return self._outcome(raw, context)
+            return self._outcome(await self._send(context, params), context)
 
         async def checked_exchange() -> Mapping[str, Any]:
             try:
@@ -207,7 +242,7 @@ class ToolCalls(Struct, frozen=True):
 
         return answer
 
-    def _may_be_task(self, context: Context) -> bool:
+    def _may_be_task(self, context: AnyContext) -> bool:
         """Return whether the call may become a task of the server. A call that is a task of the
         gateway must not become one."""
         return self.has_tasks and may_hand_over(context)
@@ -352,18 +387,18 @@ def _questions_from_wire(required: AskingResult, server: str, context: Context) 
     return Questions(dict(required.requests), required.request_state)
 
 
-def with_meta(params: Json, context: Context) -> Json:
+def with_meta(params: Json, context: AnyContext) -> Json:
     """Return the params with the members of `_meta` that the gateway forwards, and the trace context."""
-    raw = run_of(context).call.meta.raw
+    raw = call_of(context).meta.raw
     forwarded = {key: value for key, value in own_meta(raw).items() if key not in _OWN_MEMBERS}
     meta = {**forwarded, **tracing.outgoing(raw)}
     return {**params, "_meta": meta} if meta else params
 
 
-def carried_capabilities(context: Context) -> Json:
+def carried_capabilities(context: AnyContext) -> Json:
     """Return the capabilities whose questions the gateway can carry, and which the client declared
     or the gateway substitutes for it."""
-    capabilities = run_of(context).call.capabilities
+    capabilities = call_of(context).capabilities
     carried: Json = {
         name: {part: {} for part in declared if part in CARRIED[name]}
         for name, declared in capabilities.declared.items()
@@ -379,14 +414,14 @@ class Relay:
     """Relays the progress and log messages of one request to the client, and refuses questions of
     an older server."""
 
-    def __init__(self, context: Context, server: McpServer, token: str | None = None) -> None:
+    def __init__(self, context: AnyContext, server: McpServer, token: str | None = None) -> None:
         """Prepare to relay. `token` is the progress token that an earlier round has sent."""
-        meta = run_of(context).call.meta
+        meta = call_of(context).meta
         self._context = context
         self._server = server
         self._notices = 0
         self._wants_progress = meta.progress_token is not None or context.task_id is not None
-        self._token = token or run_of(context).clock.new_id()
+        self._token = token or context.deadline.clock.new_id()
         self.log_level = meta.log_level if context.task_id is None else None
         """The lowest level of log messages that the client requested; `None` for no messages, as in
         a task, which has no stream."""

@@ -89,6 +89,39 @@ async def test_a_question_keeps_its_key_and_any_replica_continues() -> None:
     assert ended["arguments"] == begun["arguments"] == {"a": 1}
 
 
+async def test_a_call_that_asks_takes_one_place_a_round_and_keeps_its_projection() -> None:
+    settings = {
+        "limits": {"calls_per_minute": 2},
+        "override": {"t": {"result": "name"}},
+    }
+
+    def answers_with_structure(asked: Asked) -> Any:
+        if "inputResponses" not in asked.params:
+            return result(asked, asks({"who.is-it": FORM}))
+        return result(asked, {**text("{}"), "structuredContent": {"name": "Ada", "age": 36}})
+
+    async with (
+        scripted(Upstream(answers_with_structure)) as server,
+        gateway_of(entry(server, **settings)) as mcp,
+    ):
+        state = (await call(mcp))["result"]["requestState"]
+        answered = await call(mcp, inputResponses={"who.is-it": ADA}, requestState=state)
+        busy = await call(mcp)
+    assert answered["result"]["structuredContent"] == "Ada"
+    assert "busy" in busy["result"]["content"][0]["text"]
+    assert sum(one.rpc == "tools/call" for one in server.asked) == 2
+
+
+async def test_an_error_of_a_server_is_one_request_and_one_failure() -> None:
+    def fails(asked: Asked) -> Any:
+        return error(asked, -32603, "it broke")
+
+    async with scripted(Upstream(fails)) as server, gateway_of(entry(server)) as mcp:
+        failed = await call(mcp)
+    assert "it broke" in json.dumps(failed)
+    assert sum(one.rpc == "tools/call" for one in server.asked) == 1
+
+
 async def test_the_servers_state_is_sealed_and_bound_to_the_call() -> None:
     async with (
         scripted(Upstream(greeter, [tool("t"), tool("other")])) as server,
