@@ -18,6 +18,7 @@ RUN python -m venv /opt/build \
 COPY pyproject.toml LICENSE template.yaml ./
 COPY infra/lambda.lock ./infra/
 COPY infra/rotation/rotate_keys.py ./infra/rotation/
+COPY infra/stack ./infra/stack
 COPY docs ./docs
 COPY app ./app
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /opt/wheels . \
