@@ -264,7 +264,7 @@ class TaskControl:
     ) -> str:
         if ref.is_hidden:
             raise NotRetryable(
-                "is a call that only its client's requests can continue; cancel it instead"
+                "is a call of an older client or server, which no worker runs; cancel it instead"
             )
         now_ms = self.clock.now_ms()
         if not (await self.store.apply(ref, Requeue(now_ms, fence), now_ms)).happened:

@@ -47,7 +47,7 @@ def activity(record: TaskRecord, now_ms: int) -> str:
     if record.lease_until_ms > now_ms:
         return "runs alone" if record.alone else "runs"
     if record.ref.is_hidden:
-        return "waits for a request of its client"
+        return "waits for a request of its client, or for the process that holds it"
     is_alone = record.suspect or record.lease_until_ms
     return "waits to be run alone" if is_alone else "waits for a worker"
 
@@ -219,7 +219,7 @@ _MEANINGS: Final = {
     "deaths": "{} (workers that died or stalled while they ran only this task)",
     "claims": "{} (workers have begun)",
     "outcomeBytes": "{} bytes",
-    "hidden": "a call of a client whose revision has no tasks; the client's requests run it",
+    "hidden": "a call of an older client, or a round of an older server; no worker runs it",
     "suspect": "a worker died or stalled with this task, so it runs alone",
     "declined": "since {}: no worker serves it, or its back end has no place",
 }

@@ -187,10 +187,11 @@ class HiddenRounds(Protocol):
         """Return the reference of a round, whether or not it exists."""
 
     async def send(
-        self, ref: TaskRef, tool: str, answers: bytes, *, continues: bool
+        self, ref: TaskRef, tool: str, answers: bytes, *, secret: str, continues: bool
     ) -> bytes | HiddenRound | NotSent:
         """Store the answers of a round, unless it has some; return its outcome, or the round, claimed,
-        if this process `continues` the call."""
+        if this process `continues` the call. The `secret` keeps operators from guessing the
+        answers."""
 
     async def receive(self, ref: TaskRef) -> HiddenRound | None:
         """Wait until a request sends the answers of a round, and claim the round; return `None` if

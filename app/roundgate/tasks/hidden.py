@@ -219,7 +219,7 @@ class HiddenTasks:
         return Holding(self, self._store, claimed)
 
     async def send(
-        self, ref: TaskRef, tool: str, answers: bytes, *, continues: bool
+        self, ref: TaskRef, tool: str, answers: bytes, *, secret: str, continues: bool
     ) -> bytes | Holding | NotSent:
         """Store the answers of a round, unless it has answers or an outcome; return the outcome once
         it is stored.
@@ -228,6 +228,8 @@ class HiddenTasks:
             ref: the round.
             tool: the name that operators see.
             answers: the answers.
+            secret: a text that operators do not see, so that they cannot guess the answers from the
+                digest in the row.
             continues: whether this process can continue the call. It then returns the round itself,
                 claimed, unless another process runs it; otherwise the process that listens for the
                 round (`receive`) has to run it.
@@ -236,7 +238,9 @@ class HiddenTasks:
             QuotaExceeded: the account of the owner has no room for the answers.
         """
         await self._tidy()
-        task = self._round(ref, tool, answers, lease_ms=LEASE_MS if continues else 0)
+        digest = json.digest([secret, json.decode(answers)])
+        lease_ms = LEASE_MS if continues else 0
+        task = self._round(ref, tool, answers, lease_ms=lease_ms, call_id=digest)
         is_new = await self._always(lambda: self._store.create(task))
         sight = Sight(self.clock)
         with self.looks(ref) as looks:
@@ -281,7 +285,7 @@ class HiddenTasks:
                 await self.clock.sleep(LOOKS_S[1])
 
     def _round(
-        self, ref: TaskRef, tool: str, answers: bytes, *, lease_ms: int = 0, **ending: Any
+        self, ref: TaskRef, tool: str, answers: bytes, *, lease_ms: int = 0, **facts: Any
     ) -> NewTask:
         now_ms = self.clock.now_ms()
         return NewTask(
@@ -292,7 +296,7 @@ class HiddenTasks:
             expires_ms=now_ms + KEEP_MS,
             due_ms=now_ms + KEEP_MS,
             lease_until_ms=now_ms + lease_ms if lease_ms else 0,
-            **(ending or {"call_id": json.digest(json.decode(answers))}),
+            **facts,
         )
 
     async def close(self, ref: TaskRef, tool: str, outcome: bytes) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
+from roundgate import json
 from roundgate.auth.principal import Principal
 from roundgate.errors import CallCancelled, LeaseLost, TaskNotFound, ToolError, Unavailable
 from roundgate.protocol.tasks import Status
@@ -446,33 +447,57 @@ async def test_answers_reach_the_process_that_listens_and_the_outcome_all_reques
     another: Another, round_of: TaskRef
 ) -> None:
     receiving = asyncio.create_task(another().receive(round_of))
-    sending = asyncio.create_task(another().send(round_of, "up", b'{"a":1}', continues=False))
+    sending = asyncio.create_task(
+        another().send(round_of, "up", b'{"a":1}', secret="s", continues=False)
+    )
     held = await receiving
     assert held is not None
     assert held.answers == b'{"a":1}'
     async with held.renewed():
         await held.finish(b"done")
     assert await sending == b"done"
-    assert await another().send(round_of, "up", b'{"a":1}', continues=False) == b"done"
-    assert await another().send(round_of, "up", b'{"a":2}', continues=False) is NotSent.OTHER
+    assert await another().send(round_of, "up", b'{"a":1}', secret="s", continues=False) == b"done"
+    assert (
+        await another().send(round_of, "up", b'{"a":2}', secret="s", continues=False)
+        is NotSent.OTHER
+    )
     assert not await another().close(round_of, "up", b"late")
+
+
+async def test_operators_cannot_guess_the_answers_of_a_round_from_its_row(
+    another: Another, round_of: TaskRef
+) -> None:
+    answers = b'{"a":{"pin":4711}}'
+    held = await another().send(round_of, "up", answers, secret="s", continues=True)
+    assert isinstance(held, hidden.Holding)
+    await held.finish(b"done")
+    record = await another().head(round_of)
+    assert record is not None
+    assert record.call_id not in {json.digest(json.decode(answers)), None}
+    other_call = another().ref(ANN, "held", "other", 0)
+    await another().send(other_call, "up", answers, secret="t", continues=True)
+    other_record = await another().head(other_call)
+    assert other_record is not None
+    assert record.call_id != other_record.call_id
 
 
 async def test_a_round_that_no_process_claims_is_lost(
     another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
-    sending = asyncio.create_task(another().send(round_of, "up", b"{}", continues=False))
+    sending = asyncio.create_task(
+        another().send(round_of, "up", b"{}", secret="s", continues=False)
+    )
     began_ms = clock.monotonic_ms()
     assert await passing(clock, sending) is NotSent.LOST
     assert clock.monotonic_ms() - began_ms >= LEASE_MS
-    assert await another().send(round_of, "up", b"{}", continues=False) is NotSent.LOST
+    assert await another().send(round_of, "up", b"{}", secret="s", continues=False) is NotSent.LOST
 
 
 async def test_lost_rounds_leave_room_for_the_tasks_of_their_owner(
     another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
     tasks = another(max_open_per_owner=1)
-    sending = asyncio.create_task(tasks.send(round_of, "up", b"{}", continues=False))
+    sending = asyncio.create_task(tasks.send(round_of, "up", b"{}", secret="s", continues=False))
     assert await passing(clock, sending) is NotSent.LOST
     assert (await tasks.ask(CALL, b"state", ASKED)).is_hidden
 
@@ -480,7 +505,9 @@ async def test_lost_rounds_leave_room_for_the_tasks_of_their_owner(
 async def test_a_process_that_comes_too_late_does_not_run_a_lost_round(
     another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
-    sending = asyncio.create_task(another().send(round_of, "up", b"{}", continues=False))
+    sending = asyncio.create_task(
+        another().send(round_of, "up", b"{}", secret="s", continues=False)
+    )
     assert await passing(clock, sending) is NotSent.LOST
     async with asyncio.timeout(10):
         assert await another().receive(round_of) is None
@@ -490,45 +517,53 @@ async def test_a_process_that_comes_too_late_does_not_run_a_lost_round(
 async def test_a_round_that_has_expired_is_lost(
     continues: bool, another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
-    assert isinstance(await another().send(round_of, "up", b"{}", continues=True), hidden.Holding)
+    assert isinstance(
+        await another().send(round_of, "up", b"{}", secret="s", continues=True), hidden.Holding
+    )
     clock.skip(KEEP_MS / 1000 + 1)
     async with asyncio.timeout(10):
-        sent = await another().send(round_of, "up", b"{}", continues=continues)
+        sent = await another().send(round_of, "up", b"{}", secret="s", continues=continues)
     assert sent is NotSent.LOST
 
 
 async def test_the_same_answers_in_another_order_are_the_same_answers(
     another: Another, round_of: TaskRef
 ) -> None:
-    held = await another().send(round_of, "up", b'{"a":{"b":1,"c":2}}', continues=True)
+    held = await another().send(round_of, "up", b'{"a":{"b":1,"c":2}}', secret="s", continues=True)
     assert isinstance(held, hidden.Holding)
     await held.finish(b"done")
-    assert await another().send(round_of, "up", b'{"a":{"c":2,"b":1.0}}', continues=True) == b"done"
+    assert (
+        await another().send(round_of, "up", b'{"a":{"c":2,"b":1.0}}', secret="s", continues=True)
+        == b"done"
+    )
 
 
 async def test_a_round_whose_process_died_is_continued_by_one_of_the_others(
     another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
-    died = await another().send(round_of, "up", b"{}", continues=True)
+    died = await another().send(round_of, "up", b"{}", secret="s", continues=True)
     assert isinstance(died, hidden.Holding)
     taken = await passing(
-        clock, asyncio.create_task(another().send(round_of, "up", b"{}", continues=True))
+        clock,
+        asyncio.create_task(another().send(round_of, "up", b"{}", secret="s", continues=True)),
     )
     assert isinstance(taken, hidden.Holding)
     assert taken.answers == b"{}"
     with pytest.raises(LeaseLost):
         await died.finish(b"stale")
     await taken.finish(b"done")
-    assert await another().send(round_of, "up", b"{}", continues=True) == b"done"
+    assert await another().send(round_of, "up", b"{}", secret="s", continues=True) == b"done"
 
 
 async def test_a_round_that_was_left_is_continued_at_once(
     another: Another, round_of: TaskRef
 ) -> None:
-    left = await another().send(round_of, "up", b"{}", continues=True)
+    left = await another().send(round_of, "up", b"{}", secret="s", continues=True)
     assert isinstance(left, hidden.Holding)
     await left.let_go()
-    assert isinstance(await another().send(round_of, "up", b"{}", continues=True), hidden.Holding)
+    assert isinstance(
+        await another().send(round_of, "up", b"{}", secret="s", continues=True), hidden.Holding
+    )
 
 
 async def test_a_round_that_was_closed_takes_no_answers(
@@ -536,14 +571,16 @@ async def test_a_round_that_was_closed_takes_no_answers(
 ) -> None:
     assert await another().close(round_of, "up", b"late")
     assert await another().close(round_of, "up", b"later")
-    assert await another().send(round_of, "up", b"{}", continues=True) == b"late"
+    assert await another().send(round_of, "up", b"{}", secret="s", continues=True) == b"late"
 
 
 async def test_a_round_that_an_operator_ended_has_no_outcome(
     another: Another, round_of: TaskRef
 ) -> None:
-    assert isinstance(await another().send(round_of, "up", b"{}", continues=True), hidden.Holding)
+    assert isinstance(
+        await another().send(round_of, "up", b"{}", secret="s", continues=True), hidden.Holding
+    )
     await another().cancel(round_of)
-    assert await another().send(round_of, "up", b"{}", continues=True) is NotSent.ENDED
+    assert await another().send(round_of, "up", b"{}", secret="s", continues=True) is NotSent.ENDED
     async with asyncio.timeout(10):
         assert await another().receive(round_of) is None

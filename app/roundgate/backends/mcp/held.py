@@ -290,7 +290,9 @@ class HeldCalls:
             running.attach(notify)
         try:
             sent = json.encode(dict(answers))
-            answered = await rounds.hidden.send(ref, self.server, sent, continues=continues)
+            answered = await rounds.hidden.send(
+                ref, self.server, sent, secret=rounds.id, continues=continues
+            )
             match answered:
                 case bytes():
                     return _decode(answered)
