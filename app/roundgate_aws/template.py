@@ -90,11 +90,8 @@ def _misplaced(source: Mapping[str, Any], overlay: Any, file: str) -> Iterator[P
         for name, entry in entries.items():
             is_new = section == "Resources" and isinstance(entry, dict) and "Type" in entry
             if entry is None and name not in known:
-                message, remedy = (
-                    "is not in the template, so it cannot be removed",
-                    "correct its name",
-                )
-                yield Problem(file, f"{section}.{name}", message, remedy)
+                message = "is not in the template, so it cannot be removed"
+                yield Problem(file, f"{section}.{name}", message, "correct its name")
             elif section == "Resources" and entry is not None and name not in known and not is_new:
                 message = "is not in the template and has no Type"
                 remedy = "give it a Type, or correct its name"

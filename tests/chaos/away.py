@@ -22,12 +22,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from roundgate.storage.sqlite.database import BUSY_S
-from tests.chaos.orders import table
 from tests.chaos.tasks import Shared, store, stores
 from tests.chaos.traffic import TOOLS, Clients, Told, connections, repeated
 from tests.support.otlp import Collector, collecting, instrumented
@@ -179,18 +178,16 @@ async def chaos(kind: str, arguments: argparse.Namespace) -> bool:
         dice = random.Random(arguments.seed)
         told, figures = await outlasted(kind, Path(place), arguments.count, AT_ONCE, dice)
         again = repeated(Path(place), told).total()
-    rows: dict[str, Any] = {
+    before = {
         "seconds away, at least": arguments.count,
-        **{name: told.outcomes[name] for name in sorted(told.outcomes)},
+    }
+    after = {
         **figures,
         "steps that ran again": again,
         "wrong": len(told.wrong),
         "seconds": round(time.monotonic() - begun),
     }
-    table(f"an outage of {kind}", rows)
-    for line in told.wrong[:10]:
-        print(f"  {line}")
-    return not told.wrong
+    return told.report(f"an outage of {kind}", before, after)
 
 
 def main(arguments: argparse.Namespace) -> bool:

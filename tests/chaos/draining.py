@@ -18,10 +18,9 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from roundgate_aws.machine import reserved_port
-from tests.chaos.orders import table
 from tests.chaos.traffic import (
     TOOLS,
     Clients,
@@ -94,17 +93,15 @@ async def chaos(arguments: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory() as place:
         dice = random.Random(arguments.seed)
         told, at_signal = await drained(Path(place), arguments.count, AT_ONCE, dice)
-    rows: dict[str, Any] = {
+    before = {
         "stops": arguments.count,
         "calls in flight at each": ", ".join(map(str, at_signal)),
-        **{name: told.outcomes[name] for name in sorted(told.outcomes)},
+    }
+    after = {
         "wrong": len(told.wrong),
         "seconds": round(time.monotonic() - begun),
     }
-    table("two replicas that stop in turn under load", rows)
-    for line in told.wrong[:10]:
-        print(f"  {line}")
-    return not told.wrong
+    return told.report("two replicas that stop in turn under load", before, after)
 
 
 def main(arguments: argparse.Namespace) -> bool:

@@ -23,7 +23,6 @@ from typing import Any, Final
 import httpx
 
 from roundgate.auth.jwks import RETRY_MS
-from tests.chaos.orders import table
 from tests.chaos.traffic import TOOLS, Clients, Told, connections
 from tests.support.issuer import ISSUER, PUBLIC_URL, jwks, token
 from tests.support.proxy import Proxy, Way
@@ -126,17 +125,15 @@ async def chaos(arguments: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory() as place:
         dice = random.Random(arguments.seed)
         told, figures = await outlasted(Path(place), arguments.count, AT_ONCE, dice)
-    rows: dict[str, Any] = {
+    before = {
         "seconds away": arguments.count,
-        **{name: told.outcomes[name] for name in sorted(told.outcomes)},
+    }
+    after = {
         **figures,
         "failed": len(told.wrong),
         "seconds": round(time.monotonic() - begun),
     }
-    table("an issuer that is away", rows)
-    for line in told.wrong[:10]:
-        print(f"  {line}")
-    return not told.wrong
+    return told.report("an issuer that is away", before, after)
 
 
 def main(arguments: argparse.Namespace) -> bool:

@@ -23,12 +23,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 
 from roundgate_aws.machine import reserved_port
-from tests.chaos.orders import table
 from tests.chaos.tasks import store, stores
 from tests.chaos.traffic import (
     TOOLS,
@@ -119,19 +118,17 @@ async def chaos(kind: str, arguments: argparse.Namespace) -> bool:
         dice = random.Random(arguments.seed)
         told = await rolled(kind, Path(place), arguments.count, AT_ONCE, dice)
         again = repeated(Path(place), told).total()
-    rows: dict[str, Any] = {
+    before = {
         "rotations, of three stages": arguments.count,
         "processes restarted": 3 * (1 + 3 * arguments.count),
         "calls and tasks that ended rightly": told.done(KINDS),
-        **{name: told.outcomes[name] for name in sorted(told.outcomes)},
+    }
+    after = {
         "steps that ran again": again,
         "failed": len(told.wrong),
         "seconds": round(time.monotonic() - begun),
     }
-    table(f"a rolling restart and rotations on {kind}", rows)
-    for line in told.wrong[:10]:
-        print(f"  {line}")
-    return not told.wrong
+    return told.report(f"a rolling restart and rotations on {kind}", before, after)
 
 
 def main(arguments: argparse.Namespace) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import httpx
 
+from tests.chaos.orders import table
 from tests.support import wire
 from tests.support.forked import Forked
 from tests.support.rounds import accept
@@ -102,6 +103,14 @@ class Told:
     def done(self, kinds: Sequence[str]) -> int:
         """Return the number of calls of some kinds that ended with their result."""
         return sum(self.outcomes[f"{kind}: done"] for kind in kinds)
+
+    def report(self, title: str, before: dict[str, Any], after: dict[str, Any]) -> bool:
+        """Print the outcomes between other figures, and what was wrong; return whether all was right."""
+        outcomes = {name: self.outcomes[name] for name in sorted(self.outcomes)}
+        table(title, {**before, **outcomes, **after})
+        for line in self.wrong[:10]:
+            print(f"  {line}")
+        return not self.wrong
 
 
 class Refused(Exception):

@@ -132,7 +132,7 @@ class Tool(Struct, frozen=True):
     task: TaskMode = "forbidden"
     """Whether a call must, may or cannot become a task."""
     begins_as_task: bool = False
-    """Whether a call that may become a task does so before it does anything else."""
+    """Whether a call that may become a task becomes one before it does anything else."""
     unasked_answers: bool = False
     """Whether to accept answers that a client sends before it is asked."""
     approve: Literal["never", "always"] | None = None

@@ -118,8 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         Supervisor(configured, sockets=[bound]).run()
     else:
-        served = ConnectionMiddleware(app, app.state.endpoints)
-        _serve(uvicorn.Config(served, **options), bound)
+        _serve(uvicorn.Config(ConnectionMiddleware(app, app.state.endpoints), **options), bound)
     return 0
 
 

@@ -25,7 +25,6 @@ LARGE_BODY: Final = 65_536
 """The size of a part of a response, in bytes, above which it counts as unread while it waits. The
 transport takes as much without a pause."""
 Interruption: TypeAlias = TransportError | Unavailable | Literal["disconnect"]
-_NO_ENDPOINTS: Final[Mapping[str, ASGIApp]] = MappingProxyType({})
 _BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -51,7 +50,9 @@ class ConnectionMiddleware:
         endpoints: the apps at some paths, to which requests go without the layers of `app`.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: Mapping[str, ASGIApp] = _NO_ENDPOINTS) -> None:
+    def __init__(
+        self, app: ASGIApp, endpoints: Mapping[str, ASGIApp] = MappingProxyType({})
+    ) -> None:
         self._app = app
         self._endpoints = endpoints
 

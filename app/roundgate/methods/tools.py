@@ -215,17 +215,14 @@ class ToolMethods:
         ):
             return known
         outcome = await self._calls.run_or_defer(round_, call, handler)
-        if (
-            not isinstance(outcome, Completed)
-            or not isinstance(outcome.value, ToolResult)
-            or served.tool.task == "required"
-        ):
+        value = outcome.value if isinstance(outcome, Completed) else None
+        if not isinstance(value, ToolResult) or served.tool.task == "required":
             return await self._answer(outcome, served, round_, call)
         room = ROOM.get()
         # the outcome of `once` is stored first
         if room is None or room.is_idle or served.tool.once:
-            return self._completed(outcome.value, served)
-        return await self._in_room(outcome.value, room, served)
+            return self._completed(value, served)
+        return await self._in_room(value, room, served)
 
     async def _answer(
         self,

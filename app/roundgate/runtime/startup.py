@@ -136,6 +136,7 @@ class Core(Struct, frozen=True):
                 config.tasks,
                 RowPatience(clock),
                 wait_ms=wait_ms,
+                repeatable_ms=int(config.state.lifetime_s * 1000),
                 view=view,
             )
 

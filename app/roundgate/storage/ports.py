@@ -261,8 +261,8 @@ class Opening(Struct, frozen=True):
 
 
 class Outage:
-    """Whether a database can be used, in this process. Logs the first failure and the first answer
-    after it; calls in between repeat the failure."""
+    """Whether this process can use its database. Logs the first failure, and the first answer after
+    it."""
 
     def __init__(self) -> None:
         self.trouble: str | None = None

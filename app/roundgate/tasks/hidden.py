@@ -138,6 +138,7 @@ class HiddenTasks:
         config: the limits of tasks.
         patiently: repeats operations while the store cannot be reached.
         wait_ms: the time that a client has for its answers, in milliseconds.
+        repeatable_ms: the time for which a client can repeat a round, in milliseconds.
         view: the view; empty for the endpoint of all tools.
     """
 
@@ -149,6 +150,7 @@ class HiddenTasks:
         patiently: Patiently,
         *,
         wait_ms: int,
+        repeatable_ms: int,
         view: str,
     ) -> None:
         self._store = store
@@ -156,6 +158,7 @@ class HiddenTasks:
         self.patiently = patiently
         self._config = config
         self._wait_ms = wait_ms
+        self.keep_ms = max(KEEP_MS, repeatable_ms)
         self._view = view
         self._tidied_ms = clock.monotonic_ms()
 
@@ -293,8 +296,8 @@ class HiddenTasks:
             tool,
             answers,
             created_ms=now_ms,
-            expires_ms=now_ms + KEEP_MS,
-            due_ms=now_ms + KEEP_MS,
+            expires_ms=now_ms + self.keep_ms,
+            due_ms=now_ms + self.keep_ms,
             lease_until_ms=now_ms + lease_ms if lease_ms else 0,
             **facts,
         )
@@ -325,7 +328,7 @@ class HiddenTasks:
                 await looks.pause()
 
     def _is_over(self, record: TaskRecord) -> bool:
-        """Return whether nobody can claim a round any more."""
+        """Return whether a round has ended or expired, so that no process can claim it."""
         return not record.is_open or record.expires_ms <= self.clock.now_ms()
 
     @contextmanager
@@ -598,7 +601,7 @@ class Holding:
     async def finish(self, outcome: bytes, ending: Ending = Ending.OK) -> None:
         """End the task."""
         status = Status.FAILED if ending is Ending.ERROR else Status.COMPLETED
-        expires_ms = self._tasks.clock.now_ms() + KEEP_MS
+        expires_ms = self._tasks.clock.now_ms() + self._tasks.keep_ms
         await self._write(Finish(status, outcome, ending=ending, expires_ms=expires_ms))
 
     async def _write(self, event: UnderLease) -> None:

@@ -74,8 +74,8 @@ VALUE: Final = 64
 
 DAY_MS: Final = 86_400_000
 KEEP_MS: Final = 900_000
-"""The time in milliseconds for which a hidden task is kept after its end, for a client that resumes
-its stream or repeats a round."""
+"""The minimum time in milliseconds for which a hidden task is kept after its end, for a client that
+resumes its stream or repeats a round."""
 
 E = TypeVar("E", bound=UnderLease)
 

@@ -63,7 +63,7 @@ async def another(
             emulator: Emulator = request.getfixturevalue("dynamodb")
             table = stack.enter_context(emulator.table())
 
-        def make(**limits: Any) -> HiddenTasks:
+        def make(repeatable_ms: int = 0, **limits: Any) -> HiddenTasks:
             store: TaskStore
             if request.param == "dynamodb":
                 store = DynamoDbTasks(emulator.open(table))
@@ -71,7 +71,15 @@ async def another(
                 store = SqliteTasks(SqliteDatabase(tmp_path / "shared.sqlite3"))
             stack.push_async_callback(store.aclose)
             config = TasksConfig(**limits)
-            return HiddenTasks(StoredTasks(store), clock, config, at_once, wait_ms=WAIT_MS, view="")
+            return HiddenTasks(
+                StoredTasks(store),
+                clock,
+                config,
+                at_once,
+                wait_ms=WAIT_MS,
+                repeatable_ms=repeatable_ms,
+                view="",
+            )
 
         yield make
 
@@ -304,7 +312,9 @@ async def test_the_end_of_a_call_is_kept_for_a_while_and_not_for_days(
     shared: Shared, clock: FixedClock
 ) -> None:
     shop = shared.workshop()
-    tasks = HiddenTasks(shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, view="")
+    tasks = HiddenTasks(
+        shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, repeatable_ms=0, view=""
+    )
     ref = await answered(tasks)
     await (await claimed(tasks, ref)).finish(b"outcome", Ending.OK)
     clock.skip(KEEP_MS / 1000 - 1)
@@ -371,7 +381,9 @@ async def test_no_client_sees_a_hidden_task_and_no_worker_runs_it(
     shared: Shared, clock: FixedClock
 ) -> None:
     shop = shared.workshop()
-    tasks = HiddenTasks(shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, view="")
+    tasks = HiddenTasks(
+        shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, repeatable_ms=0, view=""
+    )
     ref = await answered(tasks)
     assert await shop.tasks.record(ANN, ref.id) is None
     with pytest.raises(TaskNotFound):
@@ -389,7 +401,9 @@ async def test_a_hidden_task_that_has_expired_is_deleted_and_sent_to_nobody(
     shared: Shared, clock: FixedClock
 ) -> None:
     shop = shared.workshop()
-    tasks = HiddenTasks(shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, view="")
+    tasks = HiddenTasks(
+        shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, repeatable_ms=0, view=""
+    )
     refs = [await answered(tasks), await tasks.ask(replace(CALL, request_id=8), b"s", ASKED)]
     clock.skip(WAIT_MS / 1000)
     assert await shop.sweep.sweep() == 0
@@ -536,6 +550,20 @@ async def test_the_same_answers_in_another_order_are_the_same_answers(
         await another().send(round_of, "up", b'{"a":{"c":2,"b":1.0}}', secret="s", continues=True)
         == b"done"
     )
+
+
+async def test_a_round_is_kept_while_its_state_is_valid(
+    another: Another, round_of: TaskRef, clock: FixedClock
+) -> None:
+    tasks = another(repeatable_ms=3_600_000)
+    held = await tasks.send(round_of, "up", b"{}", secret="s", continues=True)
+    assert isinstance(held, hidden.Holding)
+    await held.finish(b"done")
+    clock.skip(3_500)
+    await tasks.ask(CALL, b"state", ASKED)  # cleans up, too
+    assert await tasks.send(round_of, "up", b"{}", secret="s", continues=True) == b"done"
+    sent = await tasks.send(round_of, "up", b'{"other":1}', secret="s", continues=True)
+    assert sent is NotSent.OTHER
 
 
 async def test_a_round_whose_process_died_is_continued_by_one_of_the_others(

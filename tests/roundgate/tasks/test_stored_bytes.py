@@ -135,7 +135,9 @@ async def test_the_end_of_a_hidden_task_counts_as_long_as_it_is_kept(
     async def at_once(ask: Callable[[], Awaitable[T]]) -> T:
         return await ask()
 
-    hidden = HiddenTasks(shop.store, clock, shop.config, at_once, wait_ms=1_000, view="")
+    hidden = HiddenTasks(
+        shop.store, clock, shop.config, at_once, wait_ms=1_000, repeatable_ms=0, view=""
+    )
     call = NewCall("session", 1, ANN, "plain", b"x" * 100_000, None)
     held = await hidden.report(call)
     await held.finish(b"x" * 100_000, Ending.OK)

@@ -486,8 +486,7 @@ def _min_version(db: sqlite3.Connection, version: int) -> int:
     """Return the oldest version that can use a file; the file's own if the file does not say."""
     if not db.execute("select 1 from sqlite_master where name = 'compatible'").fetchone():
         return version
-    oldest: int = db.execute("select min_version from compatible").fetchone()[0]
-    return oldest
+    return int(db.execute("select min_version from compatible").fetchone()[0])
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:
