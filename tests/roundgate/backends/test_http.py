@@ -52,20 +52,6 @@ async def test_arguments_arrive_where_they_were_placed(httpbin_url: str) -> None
     assert (sent["Content-Type"], sent["User-Agent"]) == ("application/json", "roundgate")
 
 
-async def test_a_form_arrives_as_a_form(httpbin_url: str) -> None:
-    tool = {"method": "POST", "body": "form", "arguments": {"a": ANY, "b": ANY, "c": ANY}}
-    found = await anything(httpbin_url, {"a": "x&y=z é+", "b": [1, "two"], "c": None}, tool)
-    assert found["form"] == {"a": "x&y=z é+", "b": ["1", "two"]}
-
-
-@pytest.mark.parametrize(
-    ("value", "data"), [("plain é", "plain é"), ([1, {"a": None}], '[1,{"a":null}]')]
-)
-async def test_a_whole_body_arrives_whole(httpbin_url: str, value: Any, data: str) -> None:
-    tool = {"method": "POST", "arguments": {"all": {"in": "whole_body", **ANY}}}
-    assert (await anything(httpbin_url, {"all": value}, tool))["data"] == data
-
-
 async def test_each_method_is_used(httpbin_url: str) -> None:
     methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
     tools = [{"name": method, "method": method, "path": "/anything"} for method in methods]
@@ -107,15 +93,6 @@ SEGMENTS = {
 }
 
 
-CLIMBING = [
-    "", ".", "..", "../secret", "a/b", "../..", "%2e%2e", "%2F", "a%2fb", "..%2Fsecret", "%252e%252e%252fsecret",
-    "//evil.example", "\\..\\", "..%5Csecret", "%25252525252e", "a\x00b", "a%00b", "..;", "..;a=b", " .. ",
-    "..\u3000", "\uff0e\uff0e", "\uff0fsecret", "\u2025", "%c0%ae%c0%ae", "%c0%af", "%e0%80%af",
-    "..%u002f", "..%U002Fsecret", "%u002e%u002e", "..%25u002f", "%u2025", "..%uff0fsecret", "%u005c", "%u0000",
-]  # fmt: skip
-"""Values of one argument that some server reads as another path."""
-
-
 async def test_a_path_value_is_one_segment_on_the_wire() -> None:
     async with service() as told, gateway_to(f"{told.url}/base/", {"path": "/v/{a}/w"}) as gate:
         for value in SEGMENTS:
@@ -123,15 +100,6 @@ async def test_a_path_value_is_one_segment_on_the_wire() -> None:
     assert told.request_lines == [
         f"GET /base/v/{segment}/w HTTP/1.1" for segment in SEGMENTS.values()
     ]
-
-
-async def test_a_path_value_that_would_climb_is_refused_before_anything_is_sent() -> None:
-    async with service() as told, gateway_to(told.url, {"path": "/v/{a}/w"}) as gate:
-        for value in CLIMBING:
-            result = await gate.call("tool", {"a": value})
-            assert result["isError"] is True
-            assert "arguments.a: may not" in result["content"][0]["text"]
-    assert told.requests == []
 
 
 async def test_an_argument_that_allows_slashes_is_several_segments_but_never_climbs() -> None:
@@ -153,15 +121,6 @@ async def test_an_argument_that_allows_slashes_is_several_segments_but_never_cli
         ):
             assert "arguments.a: may not" in await gate.text("tool", {"a": value})
     assert told.request_lines == ["GET /v/a/b%20c/d.txt/w HTTP/1.1", "GET /v/a/w HTTP/1.1"]
-
-
-async def test_a_header_cannot_be_smuggled_in_through_an_argument() -> None:
-    tool = {"arguments": {"h": {"in": "header", "as": "X-H"}, "q": {"in": "query"}}}
-    async with service() as told, gateway_to(told.url, tool) as gate:
-        assert "may contain only visible ASCII" in await gate.text("tool", {"h": "a\r\nX-Evil: 1"})
-        await gate.call("tool", {"q": "a\r\nX-Evil: 1", "h": "X-Evil: 1"})
-    assert told.header("X-Evil") == []
-    assert told.request_lines == ["GET /?q=a%0D%0AX-Evil%3A%201 HTTP/1.1"]
 
 
 async def test_invalid_or_unknown_arguments_are_refused_before_anything_is_sent() -> None:
@@ -435,40 +394,6 @@ async def test_a_redirect_to_another_origin_is_a_tool_error_and_never_followed(
     assert (len(told.requests), other.requests) == (1, [])
 
 
-async def test_a_status_of_the_service_is_a_tool_error_with_it(httpbin_url: str) -> None:
-    async with gateway_to(httpbin_url, {"path": "/status/{code}"}) as gate:
-        for status in (400, 401, 403, 404, 409, 418, 429, 500, 502, 503):
-            result = await gate.call("tool", {"code": str(status)})
-            assert result["isError"] is True
-            assert result["content"][0]["text"].startswith(f"The service answered {status} ")
-
-
-async def test_a_byte_order_mark_before_json_is_ignored() -> None:
-    async with service(answer(b'\xef\xbb\xbf{"a": 1}')) as told, gateway_to(told.url, {}) as gate:
-        assert (await gate.call("tool"))["structuredContent"] == {"a": 1}
-
-
-async def test_no_content_is_a_result(httpbin_url: str) -> None:
-    async with gateway_to(httpbin_url, {"path": "/status/204"}) as gate:
-        assert await gate.text("tool") == "204 NO CONTENT"
-
-
-async def test_an_error_has_a_bounded_excerpt_of_what_the_service_said() -> None:
-    page = b"<h1>\nIt  broke</h1> " + b"x" * 100_000
-    async with (
-        service(answer(page, "502 Bad Gateway", "text/html")) as told,
-        gateway_to(told.url, {}) as gate,
-    ):
-        text = await gate.text("tool")
-    assert text.startswith("The service answered 502 Bad Gateway: <h1> It broke</h1> xxx")
-    assert len(text) < 600
-
-
-async def test_a_reason_phrase_does_not_get_round_the_bound() -> None:
-    async with service(answer(b"", "500 " + "r" * 5000)) as told, gateway_to(told.url, {}) as gate:
-        assert await gate.text("tool") == "The service answered 500 " + "r" * 100
-
-
 @pytest.mark.parametrize(
     "body", [gzip.compress(b"0" * 300_000), b"[" + b"0," * 600 + b"0]"], ids=["packed", "plain"]
 )
@@ -573,56 +498,6 @@ async def test_a_failure_leaves_the_gateway_able_to_serve_the_next_call() -> Non
         ]
 
 
-async def test_a_json_pointer_and_an_output_schema_apply_to_the_answer(httpbin_url: str) -> None:
-    tools = (
-        {
-            "name": "title",
-            "path": "/json",
-            "result": "/slideshow/slides/1/title",
-            "output_schema": {"type": "string"},
-        },
-        {
-            "name": "wrong",
-            "path": "/json",
-            "result": "/slideshow/slides",
-            "output_schema": {"maxItems": 1},
-        },
-        {"name": "gone", "path": "/json", "result": "/slideshow/nothing"},
-        {"name": "html", "path": "/html", "result": "/slideshow"},
-    )
-    async with gateway_to(httpbin_url, *tools) as gate:
-        assert (
-            (await gate.call("title"))["structuredContent"]
-            == await gate.text("title")
-            == "Overview"
-        )
-        assert "not as declared: result: " in await gate.text("wrong")
-        assert "has nothing at /slideshow/nothing: {" in await gate.text("gone")
-        assert "answered text/html where JSON was expected" in await gate.text("html")
-
-
-CONTENTS = {
-    "/image/png": ("image", "image/png"),
-    "/image/svg": ("image", "image/svg+xml"),
-    "/html": ("text", None),
-    "/xml": ("text", None),
-    "/robots.txt": ("text", None),
-    "/encoding/utf8": ("text", None),
-    "/bytes/100": ("resource", "application/octet-stream"),
-}
-
-
-async def test_images_texts_and_bytes_of_httpbin_become_content(httpbin_url: str) -> None:
-    tools = [
-        {"name": path.replace("/", "-"), "path": path, "query": {"seed": "1"}} for path in CONTENTS
-    ]
-    async with gateway_to(httpbin_url, *tools) as gate:
-        for tool, (kind, mime_type) in zip(tools, CONTENTS.values(), strict=True):
-            (block,) = (await gate.call(tool["name"]))["content"]  # type: ignore[arg-type]
-            assert block["type"] == kind
-            assert (block.get("resource") or block).get("mimeType") == mime_type
-
-
 def packed(layers: int, size: int = 4_000_000) -> bytes:
     body = b"0" * size
     for _ in range(layers):
@@ -668,30 +543,10 @@ async def test_a_charset_that_no_page_is_written_in_is_not_tried(charset: str) -
     assert block["type"] == "resource"
 
 
-@pytest.mark.parametrize(
-    ("charset", "text"),
-    [("iso-8859-1", "é"), ("Shift_JIS", "日本"), ("UTF-16", "x"), ("cp1252", "€")],
-)
-async def test_a_charset_of_pages_is_read(charset: str, text: str) -> None:
-    said = answer(text.encode(charset), content_type=f'text/plain; charset="{charset}"')
-    async with service(said) as told, gateway_to(told.url, {}) as gate:
-        assert await gate.text("tool") == text
-
-
 @pytest.mark.parametrize("path", ["/gzip", "/deflate"])
 async def test_a_packed_answer_is_unpacked(httpbin_url: str, path: str) -> None:
     async with gateway_to(httpbin_url, {"path": path}) as gate:
         assert (await gate.call("tool"))["structuredContent"]["method"] == "GET"
-
-
-async def test_audio_becomes_audio() -> None:
-    async with (
-        service(answer(b"RIFF", content_type="audio/wav")) as told,
-        gateway_to(told.url, {}) as gate,
-    ):
-        assert (await gate.call("tool"))["content"] == [
-            {"type": "audio", "data": "UklGRg==", "mimeType": "audio/wav"}
-        ]
 
 
 async def test_debug_messages_show_a_client_the_request_without_its_query(

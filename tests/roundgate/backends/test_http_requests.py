@@ -82,7 +82,16 @@ def test_a_path_value_is_percent_encoded_whole(value: Any, path: str) -> None:
     assert sent({"a": value}, path="/v/{a}/w", arguments={"a": ANY}).path == path
 
 
-@pytest.mark.parametrize("value", ["", ".", "..", "a/b", "../../etc", "%2e%2e", "\x00", "\\"])
+CLIMBING = [
+    "", ".", "..", "../secret", "a/b", "../..", "%2e%2e", "%2F", "a%2fb", "..%2Fsecret", "%252e%252e%252fsecret",
+    "//evil.example", "\\..\\", "..%5Csecret", "%25252525252e", "a\x00b", "a%00b", "..;", "..;a=b", " .. ",
+    "..\u3000", "\uff0e\uff0e", "\uff0fsecret", "\u2025", "%c0%ae%c0%ae", "%c0%af", "%e0%80%af",
+    "..%u002f", "..%U002Fsecret", "%u002e%u002e", "..%25u002f", "%u2025", "..%uff0fsecret", "%u005c", "%u0000",
+]  # fmt: skip
+"""Values of one argument that some server reads as another path."""
+
+
+@pytest.mark.parametrize("value", CLIMBING)
 def test_a_path_value_that_would_leave_its_place_is_refused(value: str) -> None:
     with pytest.raises(ToolError, match=r"arguments\.a: may not"):
         sent({"a": value}, path="/v/{a}")
@@ -416,7 +425,8 @@ def test_a_json_pointer_to_nothing_is_an_error_with_an_excerpt(pointer: str) -> 
     ["application/json", "Application/JSON; charset=utf-8", "application/problem+json"],
 )
 def test_json_is_known_by_its_media_type(media_type: str) -> None:
-    assert result({"a": 1}, media_type)["structuredContent"] == {"a": 1}
+    for body in (b'{"a": 1}', b'\xef\xbb\xbf{"a": 1}'):
+        assert result(body, media_type)["structuredContent"] == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -433,6 +443,8 @@ def test_what_calls_itself_json_and_is_not_is_an_error(body: bytes) -> None:
         ("é".encode(), "text/plain", {"type": "text", "text": "é"}),
         (b"\xe9", "text/plain; charset=ISO-8859-1", {"type": "text", "text": "é"}),
         (b"\xe9", 'text/plain;Charset="latin1"', {"type": "text", "text": "é"}),
+        ("日本".encode("Shift_JIS"), "text/a; charset=Shift_JIS", {"type": "text", "text": "日本"}),
+        ("x".encode("UTF-16"), 'text/plain; charset="UTF-16"', {"type": "text", "text": "x"}),
         (b"<a/>", "application/xml", {"type": "text", "text": "<a/>"}),
         (b"a,b", "", {"type": "text", "text": "a,b"}),
         (

@@ -57,25 +57,6 @@ async def test_the_request_for_a_token_is_that_of_the_specification() -> None:
     }
 
 
-async def test_id_and_secret_may_go_into_the_form() -> None:
-    async with service(granted("one-token")) as told:
-        await source(told, client_auth="post").token()
-    sent = parse_qs(told.body().decode())
-    assert (sent["client_id"], sent["client_secret"], told.header("authorization")) == (
-        ["me:1"],
-        [SECRET],
-        [],
-    )
-
-
-async def test_a_hundred_calls_at_once_make_one_request_for_a_token() -> None:
-    async with service(granted("one-token"), pause_s=0.05) as told:
-        tokens = source(told)
-        assert set(await asyncio.gather(*(tokens.token() for _ in range(100)))) == {"one-token"}
-        assert await tokens.token() == "one-token"
-        assert len(told.requests) == 1
-
-
 async def test_a_token_is_renewed_before_it_expires() -> None:
     clock = FixedClock()
     async with service(granted("first-token"), granted("second-token")) as told:
@@ -98,23 +79,6 @@ async def test_a_token_that_holds_serves_while_there_is_no_other() -> None:
         clock.skip(21)
         with pytest.raises(BackendError, match="gave the gateway no token: 503"):
             await tokens.token()
-
-
-async def test_a_failure_is_not_repeated_by_everybody_at_once() -> None:
-    clock = FixedClock()
-    refused = answer(
-        b'{"error":"invalid_client","error_description":"s\xe2\x82\xaccret"}', status="401 No"
-    )
-    async with service(refused, granted("one-token")) as told:
-        tokens = source(told, clock)
-        for _ in range(3):
-            with pytest.raises(
-                BackendError, match=r"no token: 401 invalid_client; check client_credentials"
-            ):
-                await tokens.token()
-        assert len(told.requests) == 1
-        clock.skip(2)
-        assert await tokens.token() == "one-token"
 
 
 @pytest.mark.parametrize(
@@ -166,16 +130,6 @@ async def test_a_token_that_is_not_taken_is_renewed_once_and_the_call_sent_again
         assert len(issuer.requests) == 2
 
 
-async def test_a_service_that_takes_no_token_is_asked_twice_and_not_for_ever() -> None:
-    async with (
-        service(granted("any-token")) as issuer,
-        service(answer(status="401 Unauthorized")) as told,
-    ):
-        async with gateway_to(told.url, {}, credential=credential(issuer)) as gate:
-            assert "401 Unauthorized" in await gate.text("tool")
-        assert (len(told.requests), len(issuer.requests)) == (2, 2)
-
-
 async def test_tokens_are_taken_out_of_what_a_service_echoes() -> None:
     echo = answer(b'"you sent echoed-token"')
     async with service(granted("echoed-token")) as issuer, service(echo) as told:
@@ -200,15 +154,6 @@ async def test_who_is_slow_to_give_tokens_is_no_trouble_of_the_service(
             await asyncio.sleep(0.01)
         pass_time(31)
         assert [await first, await gate.text("tool")] == ["good"] * 2
-
-
-async def test_without_a_token_the_call_is_a_tool_error_that_says_why() -> None:
-    refused = answer(b'{"error":"invalid_scope"}', status="400 Bad Request")
-    async with service(refused) as issuer, service() as told:
-        async with gateway_to(told.url, {}, credential=credential(issuer)) as gate:
-            text = await gate.text("tool")
-        assert "gave the gateway no token: 400 invalid_scope" in text
-        assert told.requests == []
 
 
 @pytest.mark.parametrize(

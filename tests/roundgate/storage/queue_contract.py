@@ -18,6 +18,7 @@ import pytest
 
 from roundgate.storage.ports import Message, TaskQueue
 from roundgate.storage.tasks import TaskRef
+from tests.support.clocks import SkippingClock
 
 Reopen = Callable[[], TaskQueue]
 LetPass = Callable[[float], Awaitable[None]]
@@ -255,3 +256,94 @@ class TaskQueueContract:
         await queue.send(REF)
         await queue.aclose()
         await queue.aclose()
+
+
+class DatabaseQueueContract(TaskQueueContract):
+    """The contract of a queue in a database, whose owners take turns, on a clock that skips."""
+
+    @pytest.fixture
+    def clock(self) -> SkippingClock:
+        return SkippingClock()
+
+    @pytest.fixture
+    def let_pass(self, clock: SkippingClock) -> LetPass:
+        async def skip(seconds: float) -> None:
+            clock.skip(seconds)
+
+        return skip
+
+    async def test_a_task_has_one_message_at_most_which_comes_at_the_earliest_time(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
+        for delay_ms in (60_000, 5_000, 20_000):
+            await queue.send(REF, delay_ms)
+        await let_pass(4.9)
+        assert await nothing(queue)
+        await let_pass(0.2)
+        (message,) = await queue.receive(10, 0)
+        await queue.delete([message])
+        await let_pass(100)
+        assert await nothing(queue)
+        for _ in range(5):
+            await queue.send_many([REF, REF])
+        assert len(await queue.receive(10, 0)) == 1
+
+    async def test_a_send_for_later_while_the_task_is_worked_on_is_for_later(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
+        await queue.send(REF)
+        taken = await queue.receive(10, 0)
+        await queue.send(REF, 60_000)
+        await queue.delete(taken)
+        await let_pass(59)
+        assert await nothing(queue)
+        await let_pass(1.1)
+        assert [message.ref for message in await queue.receive(10, 0)] == [REF]
+
+    async def test_owners_take_turns(self, queue: TaskQueue) -> None:
+        await queue.send_many([TaskRef("a", f"{n:05}") for n in range(2_000)])
+        first = await queue.receive(10, 0)
+        await queue.send_many([TaskRef("b", f"{n}") for n in range(3)])
+        await queue.send(TaskRef("c", "0"))
+        got = [str(message.ref) for message in await queue.receive(8, 0)]
+        assert [message.ref.owner for message in first] == ["a"] * 10
+        assert got[:6] == ["b.0", "c.0", "a.00010", "b.1", "a.00011", "b.2"]
+
+    async def test_owners_whose_messages_were_delayed_take_turns(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
+        for n in range(20):
+            await queue.send(TaskRef("a", f"{n}"), 1_000)
+        await queue.send(TaskRef("b", "0"), 2_000)
+        await let_pass(3)
+        assert "b.0" in [str(message.ref) for message in await queue.receive(2, 0)]
+
+    async def test_who_sent_much_before_is_not_made_to_wait_for_it_later(
+        self, queue: TaskQueue
+    ) -> None:
+        await queue.send_many([TaskRef("a", f"{n:05}") for n in range(500)])
+        while messages := await queue.receive(10, 0):
+            await queue.delete(messages)
+        await queue.send_many([TaskRef("b", f"{n:05}") for n in range(500)])
+        await queue.send(TaskRef("a", "late"))
+        assert TaskRef("a", "late") in [message.ref for message in await queue.receive(4, 0)]
+
+    async def test_owners_that_have_enough_are_skipped(self, queue: TaskQueue) -> None:
+        await queue.send_many([TaskRef(owner, f"{n}") for owner in "abc" for n in range(3)])
+        owners = {message.ref.owner for message in await queue.receive(10, 0, skip={"a", "c"})}
+        assert owners == {"b"}
+        assert list(await queue.receive(10, 0, skip={"a", "c"})) == []
+        assert len(await queue.receive(10, 0, skip={"c"})) == 3
+
+    async def test_which_tasks_have_a_message_is_known(
+        self, queue: TaskQueue, let_pass: LetPass
+    ) -> None:
+        sent = refs(4)
+        await queue.send_many(sent[:2])
+        await queue.send(sent[2], 600_000)
+        (taken,) = await queue.receive(1, 0)
+        assert set(await queue.waiting([*sent, REF]) or ()) == set(sent[:2])
+        await queue.delete([taken])
+        assert set(await queue.waiting(sent) or ()) == set(sent[:2]) - {taken.ref}
+        await let_pass(599)
+        assert sent[2] in (await queue.waiting(sent) or ())
