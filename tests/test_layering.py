@@ -321,7 +321,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.http.older.endpoint",
     "roundgate.http.older.sessions",
     "roundgate.protocol.v2025",
-    "roundgate.runtime.effective_policy",
+    "roundgate.runtime.protection",
     "roundgate.storage.sqs",
     "roundgate.operators",
     "roundgate.tasks.lease",

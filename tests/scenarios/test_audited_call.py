@@ -125,7 +125,7 @@ async def test_a_reload_that_removes_an_approval_is_recorded(agency: Agency, log
         server.process.send_signal(signal.SIGHUP)
         (policy,) = await written(log, "policy")
         assert server.stop() == 0
-    assert "back end agency: approve is never; it was destructive" in policy["lost"]
+    assert "backends.agency: approve has changed" in policy["changed"]
     (started,) = records(log, "started")
     assert policy["config"] != started["config"]
 

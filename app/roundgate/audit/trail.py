@@ -180,11 +180,10 @@ class Trail:
         if (ids := CORRELATION.get()) is not None:
             ids.record_request = self._requested
 
-    def reloaded(self, cause: str, path: Path, lost: Sequence[str]) -> None:
-        """Record a change of the policy: the protections that it removes, and the content of
-        gateway.yaml by its digest."""
+    def reloaded(self, cause: str, path: Path, changed: Sequence[str]) -> None:
+        """Record a change of the protection, and the content of gateway.yaml by its digest."""
         facts = {"cause": cause, "config": self.digest(config_text(path))}
-        self.record("policy", {**facts, "lost": list(lost)})
+        self.record("policy", {**facts, "changed": list(changed)})
 
     def operator(self, action: str, principal: Principal | None = None, **facts: Any) -> None:
         """Record an act of an operator. Without a principal, the operator is the user that runs this

@@ -251,6 +251,15 @@ def _has_extension(extensions: Mapping[str, Any], pattern: str) -> bool:
     return member is not None and fnmatchcase(text, value)
 
 
+def override_of(backend: BackendConfig, name: str) -> tuple[str, ToolOverride | None]:
+    """Return the name in its back end of a tool with a full name, and its override in that back end."""
+    without_prefix = name.removeprefix(backend.effective_prefix)
+    for own_name, override in backend.override.items():
+        if override.name == without_prefix:
+            return own_name, override
+    return without_prefix, backend.override.get(without_prefix)
+
+
 def overridden(tool: Tool, override: ToolOverride) -> Tool:
     """Return the tool with an override's changes.
 

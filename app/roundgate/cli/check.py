@@ -15,6 +15,7 @@ from roundgate.backends.config import NOT_PLAIN
 from roundgate.backends.definitions import meta_of
 from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.schema_values import ArgumentSchema, ambiguous
+from roundgate.backends.shaping import override_of
 from roundgate.cli.arguments import (
     PORT,
     Commands,
@@ -29,7 +30,6 @@ from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.protocol.apps import page_uris
 from roundgate.runtime import checks, loading
-from roundgate.runtime.effective_policy import override_of
 from roundgate.runtime.startup import require_one_host
 from roundgate.settings import AuthorizerConfig, Origin, Settings
 from roundgate.settings import process as settings
@@ -310,8 +310,9 @@ def _own_arguments(file: ConfigFile, served: ServedTool) -> set[str] | None:
     if not properties or backend is None:
         return None
     _, override = override_of(backend, served.whole_name)
-    renamed = {argument.name for argument in override.arguments.values() if argument.name}
-    return {*(set(properties) - renamed), *override.arguments}
+    arguments = {} if override is None else override.arguments
+    renamed = {argument.name for argument in arguments.values() if argument.name}
+    return {*(set(properties) - renamed), *arguments}
 
 
 def _backend_remarks(file: ConfigFile, fetched: dict[str, bytes]) -> Iterator[Problem]:

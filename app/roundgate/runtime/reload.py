@@ -8,11 +8,10 @@ The reloader polls the files every `POLL_S`. The sections in `RESTART` cannot
 change while a process runs; the reloader logs and ignores changes of them.
 
 A half-written file may be valid and protect less, because approvals, scopes or limits at its end
-are missing. So the gateway serves a change that removes protection only after the files have been
-unchanged for `CONFIRM_S` and a second read removes the same protection. A further SIGHUP is a second
-read, too:
+are missing. So the gateway serves a change of what protects calls only after the files have been
+unchanged for `CONFIRM_S` and a second read changes the same. A further SIGHUP is a second read, too:
 
-    a write ──▶ read: removes protection ──▶ a warning ──▶ CONFIRM_S without a write ──▶ read again ──▶ served
+    a write ──▶ read: changes protection ──▶ a warning ──▶ CONFIRM_S without a write ──▶ read again ──▶ served
                                                        └─▶ another write ──▶ from the start
 """
 
@@ -68,7 +67,7 @@ SETTLE_S: Final = 0.1
 """The time in seconds without a write before files are read, because editors write in several
 steps."""
 CONFIRM_S: Final = 2.0
-"""The time in seconds without a write before a change that removes protection is served."""
+"""The time in seconds without a write before a change of protection is served."""
 MAX_NAMED: Final = 20
 """The maximum number of tools that one log line names as added, removed or changed."""
 RESTART: Final = ("http", "auth", "state", "tasks", "audit", "console", "env")
@@ -82,12 +81,12 @@ log = logging.getLogger("roundgate.reload")
 
 
 class Unconfirmed(Inside):
-    """A change of the configuration removes protection and has been read only once. `lost` names
-    each loss."""
+    """A configuration changes the protection and has been read only once. `changed` names each
+    change."""
 
-    def __init__(self, lost: list[str]) -> None:
+    def __init__(self, changed: list[str]) -> None:
         super().__init__()
-        self.lost = lost
+        self.changed = changed
 
 
 class Reloader:
@@ -116,7 +115,7 @@ class Reloader:
         self._watches = watches
         self._has_failed = False
         self._unconfirmed: list[str] = []
-        """The protection that a change would remove, until the change is confirmed."""
+        """The changes of the protection that are not confirmed yet."""
         self._heals = False
         self._stale: set[str] = set()
         """The back ends whose servers list other tools than the gateway serves."""
@@ -139,8 +138,8 @@ class Reloader:
                 await asyncio.gather(*self._running, return_exceptions=True)
 
     def soon(self) -> None:
-        """Start a reload in this event loop without waiting for it. A change that removes protection
-        is served after a second read."""
+        """Start a reload in this event loop without waiting for it. A change of protection is
+        served after a second read."""
         self._begin(self._reload_until_confirmed())
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
@@ -152,7 +151,7 @@ class Reloader:
         """Serve the current content of the files.
 
         Args:
-            confirms: whether a change that removes protection must be read twice.
+            confirms: whether a change of protection must be read twice.
 
         Returns:
             True if the content is served. Otherwise the old catalog stays, because the files cannot
@@ -167,13 +166,13 @@ class Reloader:
                     snapshot = await loading.load_again(
                         usable, self._modules, now.catalog.missing.keys(), now, self._rows
                     )
-                    is_other, lost = self._policy_change(usable, snapshot)
-                    if confirms and lost and lost != self._unconfirmed:
+                    changed = self._changes(usable, snapshot)
+                    if confirms and changed and changed != self._unconfirmed:
                         await snapshot.aclose([now])
-                        raise Unconfirmed(lost)
+                        raise Unconfirmed(changed)
                     self._swap(usable.config, snapshot)
             except Unconfirmed as unconfirmed:
-                self._has_failed, self._unconfirmed = False, unconfirmed.lost
+                self._has_failed, self._unconfirmed = False, unconfirmed.changed
                 self._tell_unconfirmed()
                 return False
             except Exception as error:
@@ -181,47 +180,46 @@ class Reloader:
                 _tell_failure(self._path, error)
                 return False
             self._has_failed, self._unconfirmed = False, []
-            self._tell_reloaded(read, usable, snapshot.catalog, lost)
-            self._record("reload", is_other, lost)
+            self._tell_reloaded(read, usable, snapshot.catalog, changed)
+            self._record("reload", changed)
             self._file = usable
             self._note_missing(snapshot)
             self._heal_if_needed()
             self._follow_servers()
             return True
 
-    def _policy_change(self, file: ConfigFile, snapshot: Snapshot) -> tuple[bool, list[str]]:
-        """Return whether `snapshot` changes the policy, and the protection that it would remove."""
+    def _changes(self, file: ConfigFile, snapshot: Snapshot) -> list[str]:
+        """Return the changes of the protection if `snapshot` is served."""
         # a process that never reloads needs none of this
-        from roundgate.runtime.effective_policy import effective_policy, losses
+        from roundgate.runtime.protection import changes, protection
 
-        before = effective_policy(self._file, self._serving.catalog)
-        after = effective_policy(file, snapshot.catalog)
-        return before != after, losses(before, after)
+        before = protection(self._file, self._serving.catalog)
+        return list(changes(before, protection(file, snapshot.catalog)))
 
-    def _record(self, cause: str, is_other: bool, lost: list[str]) -> None:
-        """Record a change of the policy in the audit log."""
-        if self._trail is not None and is_other:
-            self._trail.reloaded(cause, self._path, lost)
+    def _record(self, cause: str, changed: list[str]) -> None:
+        """Record a change of the protection in the audit log."""
+        if self._trail is not None and changed:
+            self._trail.reloaded(cause, self._path, changed)
 
     def _tell_unconfirmed(self) -> None:
         log.warning(
-            "a change of %s would remove protection; it is served if the file stays unchanged for %s s",
+            "a change of %s would change protection; it is served if the file stays unchanged for %s s",
             self._path,
             f"{CONFIRM_S:g}",
-            extra={"fields": {"lost": self._unconfirmed}},
+            extra={"fields": {"changed": self._unconfirmed}},
         )
 
     def _tell_reloaded(
-        self, read: ConfigFile, usable: ConfigFile, catalog: Catalog, lost: list[str]
+        self, read: ConfigFile, usable: ConfigFile, catalog: Catalog, changed: list[str]
     ) -> None:
         needing = RESTART if usable.config.views is read.config.views else (*RESTART, "views")
         for name in _differences(self._file.config, read.config):
             if name.partition(".")[0] in needing:
                 place = read.origin.at(*name.split("."))
                 log.warning("%s needs a restart", name, extra={"fields": {"at": _place(place)}})
-        if lost:
-            fields: dict[str, Any] = {"lost": lost}
-            log.warning("a change of %s removes protection", self._path, extra={"fields": fields})
+        if changed:
+            fields: dict[str, Any] = {"changed": changed}
+            log.warning("a change of %s changes protection", self._path, extra={"fields": fields})
         fields = {"tools": len(catalog.tools), "prompts": len(catalog.prompts)}
         fields["resources"] = len(catalog.resources) + len(catalog.templates)
         log.info("reloaded %s", self._path, extra={"fields": fields})
@@ -251,10 +249,9 @@ class Reloader:
             before = self._serving.catalog
             try:
                 snapshot = await loading.refreshed(self._file, self._serving.now, names)
-                change = self._policy_change(self._file, snapshot) if self._trail else None
+                changed = self._changes(self._file, snapshot) if self._trail else []
                 self._swap(self._file.config, snapshot)
-                if change is not None:
-                    self._record("tools of a server have changed", *change)
+                self._record("tools of a server have changed", changed)
             except Exception as error:
                 log.error(
                     "the changed tools of servers cannot be served; the old ones stay served",
@@ -290,7 +287,7 @@ class Reloader:
         whether any is served again.
 
         Loaded modules stay loaded even if their files have changed, because only a reload may
-        change other back ends or remove protection.
+        change other back ends or the protection.
         """
         async with self._one_at_a_time:
             missing = self._serving.catalog.missing
@@ -306,16 +303,16 @@ class Reloader:
                     raise ConfigError(
                         [problem for backend in absent for problem in backend.problems]
                     )
-                is_other, lost = self._policy_change(self._file, snapshot)
-                if lost:
+                changed = self._changes(self._file, snapshot)
+                if changed:
                     await snapshot.aclose([now])
-                    raise Unconfirmed(lost)
+                    raise Unconfirmed(changed)
                 self._swap(self._file.config, snapshot)
-                self._record("a back end is served again", is_other, lost)
+                self._record("a back end is served again", changed)
             except Unconfirmed as unconfirmed:
                 log.warning(
-                    "missing back ends stay missing: serving them would remove protection; reload to accept that",
-                    extra={"fields": {"lost": unconfirmed.lost}},
+                    "missing back ends stay missing: serving them would change protection; reload to accept that",
+                    extra={"fields": {"changed": unconfirmed.changed}},
                 )
                 return False
             except Exception as error:
@@ -335,8 +332,7 @@ class Reloader:
         return replace(read, config=read.config.model_copy(update=unchanged))
 
     async def _reload_until_confirmed(self) -> None:
-        """Reload. Read files that are written meanwhile, until a change that removes protection is
-        confirmed."""
+        """Reload. Read files that are written meanwhile, until a change of protection is confirmed."""
         while True:
             before = self._look(whatever_may_mend=True)
             await self.reload(confirms=True)
@@ -346,7 +342,7 @@ class Reloader:
             self._unconfirmed = []  # what has been written since then is a first read
 
     async def _confirm(self, before: Mapping[Path, Stamp]) -> None:
-        """Read a change that removes protection again, until it is served or a file is written."""
+        """Read a change of protection again, until it is served or a file is written."""
         while self._unconfirmed and await self._is_left_alone(before):
             if self._unconfirmed:  # SIGHUP may have served the change meanwhile
                 await self.reload(confirms=True)

@@ -222,7 +222,7 @@ async def test_a_retry_exposes_nothing_that_a_half_written_document_no_longer_hi
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reload, "HEAL_S", 0.05)
-    said = "missing back ends stay missing: serving them would remove protection; reload to accept that"
+    said = "missing back ends stay missing: serving them would change protection; reload to accept that"
     (folder / "shop.yaml").write_text(DOCUMENT + INTERNAL)
     (folder / "gateway.yaml").write_text(CONFIG + SHOP)
     app = app_of(folder)

@@ -37,7 +37,8 @@ TOP = "backends:\n  - kind: python\n    name: shop\n    path: tools.py\n"
 BOTTOM = '    prefix: ""\n    approve: destructive\n'
 LATER = "server:\n  version: '2'\n"
 """What is new in a save, so that a test sees when the whole of it is served."""
-WOULD = "would remove protection"
+WOULD = "would change protection"
+SHOP, DROP = "backends.shop", "tool drop of shop"
 
 
 @pytest.fixture
@@ -175,14 +176,14 @@ async def test_a_half_written_configuration_keeps_approvals_until_it_is_whole(
         halves = write(config, LATER + TOP, BOTTOM)
         next(halves)
         told, *_ = await logged(watching, 1, WOULD)
-        assert "tool shop__drop no longer asks for an approval" in told["lost"]
+        assert f"{DROP}: approval is false; it was true" in told["changed"]
         async with written_to(config):
             assert await names(mcp) == ["drop", "look"]  # the prefix, too, is as it was
             assert await asks(mcp)
             list(halves)
         await until("2", lambda: version(mcp))
         assert await asks(mcp)
-    assert not [line for line in watching.lines() if "removes protection" in line["msg"]]
+    assert not [line for line in watching.lines() if "changes protection" in line["msg"]]
 
 
 async def test_a_back_end_that_is_written_in_three_parts_keeps_its_approvals(
@@ -196,48 +197,48 @@ async def test_a_back_end_that_is_written_in_three_parts_keeps_its_approvals(
         async with written_to(config):
             save(config, other)
             told, *_ = await logged(watching, 1, WOULD)
-            assert told["lost"] == ["back end shop is removed, with its protection"]
+            assert told["changed"] == [f"{SHOP} is removed"]
             save(config, other + shop)
             await logged(watching, 2, WOULD)
             assert await asks(mcp)
             save(config, LATER + other + shop + BOTTOM)
         await until("2", lambda: version(mcp))
         assert await asks(mcp)
-    assert not [line for line in watching.lines() if "removes protection" in line["msg"]]
+    assert not [line for line in watching.lines() if "changes protection" in line["msg"]]
 
 
-async def test_protection_that_stays_removed_is_served_and_each_loss_is_named(
+async def test_protection_that_stays_changed_is_served_and_each_change_is_named(
     watching: Server, config: Path
 ) -> None:
     async with connected(watching) as mcp:
         save(config, TOP + '    prefix: ""\n')
-        would, does = await logged(watching, 2, "remove")
+        would, does = await logged(watching, 2, " protection")
         assert WOULD in would["msg"]
         assert (does["level"], does["msg"]) == (
             "warning",
-            f"a change of {config} removes protection",
+            f"a change of {config} changes protection",
         )
-        lost = [
-            "back end shop: approve is never; it was destructive",
-            "tool drop no longer asks for an approval",
-            "tool drop may run again when a client repeats a round (once)",
+        changed = [
+            f"{SHOP}: approve has changed",
+            f"{DROP}: approval is false; it was true",
+            f"{DROP}: once is false; it was true",
         ]
-        assert would["lost"] == does["lost"] == lost
+        assert would["changed"] == does["changed"] == changed
         await logged(watching, 1, "reloaded /")
         assert not await asks(mcp)
 
 
-async def test_after_sighup_too_it_is_served_after_a_second_look_and_each_loss_is_named(
+async def test_after_sighup_too_it_is_served_after_a_second_look_and_each_change_is_named(
     config: Path, environment: dict[str, str]
 ) -> None:
     with running(config, environment) as server:
         async with connected(server) as mcp:
             save(config, TOP + '    prefix: ""\n')
             server.process.send_signal(signal.SIGHUP)
-            would, does = await logged(server, 2, "remove")
+            would, does = await logged(server, 2, " protection")
             assert (WOULD in would["msg"], WOULD in does["msg"]) == (True, False)
-            assert "tool drop no longer asks for an approval" in does["lost"]
-            assert would["lost"] == does["lost"]
+            assert f"{DROP}: approval is false; it was true" in does["changed"]
+            assert would["changed"] == does["changed"]
             await logged(server, 1, "reloaded /")
             assert not await asks(mcp)
 
@@ -250,7 +251,7 @@ async def test_a_second_sighup_is_a_second_look(config: Path, environment: dict[
             await logged(server, 1, WOULD)
             assert await asks(mcp)
             server.process.send_signal(signal.SIGHUP)
-            await logged(server, 1, "removes protection")
+            await logged(server, 1, "changes protection")
             await logged(server, 1, "reloaded /")
             assert not await asks(mcp)
 
@@ -267,20 +268,18 @@ async def test_a_half_written_configuration_keeps_its_rules_after_sighup(
                 save(config, whole.replace("  - deny: {tool: drop}\n", ""))
                 server.process.send_signal(signal.SIGHUP)
                 told, *_ = await logged(server, 1, WOULD)
-                assert told["lost"] == ["policy: rule policy[0] no longer denies calls"]
+                assert told["changed"] == ["policy: policy has changed"]
                 assert await names(mcp) == ["look"]
                 save(config, LATER + whole)
             await until("2", lambda: version(mcp))
             assert await names(mcp) == ["look"]
 
 
-async def test_a_change_that_removes_nothing_is_not_held_back(
-    watching: Server, config: Path
-) -> None:
+async def test_a_change_of_no_protection_is_not_held_back(watching: Server, config: Path) -> None:
     async with connected(watching) as mcp:
         save(config, LATER + TOP + BOTTOM)
         await until("2", lambda: version(mcp))
-    assert not [line for line in watching.lines() if "protection" in line["msg"]]
+    assert not [line for line in watching.lines() if " protection" in line["msg"]]
 
 
 async def test_a_half_written_module_keeps_what_stands_below_the_cut(
@@ -294,7 +293,7 @@ async def test_a_half_written_module_keeps_what_stands_below_the_cut(
         assert await asks(mcp)
         save(rules, LENIENT)
         told, *_ = await logged(watching, 1, WOULD)
-        assert "tool drop no longer asks for an approval" in told["lost"]
+        assert f"{DROP}: approval is false; it was true" in told["changed"]
         async with written_to(rules):
             assert await asks(mcp)
             save(rules, LENIENT + STRICTER + "VERSION = 2\n")
@@ -329,9 +328,7 @@ async def test_a_half_written_document_lets_no_internal_operation_in(
             assert await names(mcp) == ["look"]
             save(document, DOCUMENT)
             told, *_ = await logged(server, 1, WOULD)
-            assert told["lost"] == [
-                "tool purge is served; include or exclude left it out before, or it is new"
-            ]
+            assert told["changed"] == ["tool purge of shop is served; it is new, or was left out"]
             async with written_to(document):
                 assert await names(mcp) == ["look"]
                 save(document, DOCUMENT + INTERNAL + "      summary: Purge.\n")

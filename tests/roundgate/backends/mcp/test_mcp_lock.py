@@ -18,7 +18,7 @@ from roundgate.backends.mcp.tools import MAX_NAME
 from roundgate.cli import main
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
-from roundgate.runtime.effective_policy import effective_policy, losses
+from roundgate.runtime.protection import changes, protection
 from roundgate_aws import contents
 from tests.roundgate.backends.mcp.test_mcp_prompts_and_resources import (
     Shelf,
@@ -250,16 +250,16 @@ async def test_a_package_has_the_lock_file_and_does_not_accept_anything(tmp_path
         assert "up.lock" in {str(name) for name in gathered.files}
 
 
-async def test_weaker_treatment_of_changes_is_a_loss_of_protection(tmp_path: Path) -> None:
+async def test_another_treatment_of_changes_is_a_change_of_protection(tmp_path: Path) -> None:
     async with scripted(Pinned()) as at:
-        policies = []
-        for changes in ("quarantine", "announce"):
-            path = write(tmp_path, at, changes=changes)
+        protections = []
+        for treatment in ("quarantine", "announce"):
+            path = write(tmp_path, at, changes=treatment)
             assert await compiled(path) == 0
             file = file_of(path)
             snapshot = await asyncio.to_thread(loading.load, file)
-            policies.append(effective_policy(file, snapshot.catalog))
-        assert losses(*policies) == ["back end up: changes is announce; it was quarantine"]
+            protections.append(protection(file, snapshot.catalog))
+        assert list(changes(*protections)) == ["backends.up: changes has changed"]
 
 
 def test_a_digest_ignores_the_order_of_members_and_what_belongs_to_one_hop() -> None:

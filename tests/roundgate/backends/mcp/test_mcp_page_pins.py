@@ -20,7 +20,7 @@ from roundgate.backends.mcp import pins as mcp_pins
 from roundgate.backends.mcp.apps import page_definition
 from roundgate.backends.mcp.lock import definition_digest
 from roundgate.runtime import loading
-from roundgate.runtime.effective_policy import effective_policy, losses
+from roundgate.runtime.protection import changes, protection
 from roundgate.settings import Settings
 from tests.roundgate.backends.mcp.test_mcp_lock import compiled, file_of, write
 from tests.roundgate.backends.mcp.test_mcp_prompts_and_resources import Shelf, template, uris
@@ -269,17 +269,16 @@ async def test_no_caller_gets_a_changed_page_whatever_others_get(tmp_path: Path)
         assert sum("has changed" in one for one in shown) == 10
 
 
-async def test_a_page_becoming_dynamic_is_a_loss_of_protection(tmp_path: Path) -> None:
+async def test_a_page_becoming_dynamic_is_a_change_of_protection(tmp_path: Path) -> None:
     async with scripted(Clock()) as at:
-        policies = []
+        protections = []
         for pages in ([], ["ui://*"]):
             path = write(tmp_path, at, changes="quarantine", dynamic_pages=pages)
             assert await compiled(path) == 0
             file = file_of(path)
             snapshot = await asyncio.to_thread(loading.load, file)
-            policies.append(effective_policy(file, snapshot.catalog))
-        assert losses(*policies) == ["back end up: no longer pins the pages ui://*"]
-        assert losses(*reversed(policies)) == []
+            protections.append(protection(file, snapshot.catalog))
+        assert list(changes(*protections)) == ["backends.up: dynamic_pages has changed"]
 
 
 ITEM = st.dictionaries(

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import lists as mcp_lists
 from roundgate.backends.mcp import server as mcp_server
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
-from roundgate.runtime.effective_policy import effective_policy, losses
+from roundgate.runtime.protection import changes, protection
 from roundgate.settings import Settings
 from tests.support.asgi import STATE_KEY, Client, built, client, config_of, stoppable
 from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
@@ -665,42 +664,31 @@ async def test_a_refused_credential_is_told_without_it() -> None:
         assert secret not in refused["message"]
 
 
-async def test_a_reload_that_takes_scopes_away_is_a_loss_of_protection() -> None:
+async def test_a_reload_that_takes_scopes_away_is_a_change_of_protection() -> None:
     shelf = Shelf([{"name": "p"}], [resource("r:1")], [template("t:{x}")])
     async with scripted(shelf) as server:
-        policies = []
+        protections = []
         for scopes in (["a"], []):
             parts: dict[str, Any] = {"prompts": {"scopes": scopes}, "resources": {"scopes": scopes}}
             file = config_of({"backends": [entry(server, **parts)]})
             snapshot = await asyncio.to_thread(loading.load, file)
-            policies.append(effective_policy(file, snapshot.catalog))
-        assert losses(*policies) == [
-            "back end up: prompts no longer need the scope a",
-            "back end up: resources no longer need the scope a",
-            "prompt up__p no longer needs the scope a",
-            "resource r:1 no longer needs the scope a",
-            "resource t:{x} no longer needs the scope a",
+            protections.append(protection(file, snapshot.catalog))
+        assert list(changes(*protections)) == [
+            "backends.up: prompts has changed",
+            "backends.up: resources has changed",
+            "prompt up__p: scopes has changed",
+            "resource r:1: scopes has changed",
+            "resource t:{x}: scopes has changed",
         ]
 
 
-async def test_what_a_server_that_is_down_loses_is_known_from_its_settings() -> None:
-    policies = []
-    url = "http://127.0.0.1:1/mcp"
-    for part in (
-        {"scopes": ["a"], "exclude": ["r:secret"], "include": ["r:*"]},
-        {"include": ["r:*", "s:*"]},
-    ):
-        file = config_of({"backends": [entry(url, resources=part)]})
+async def test_changes_for_a_server_that_is_down_are_known_from_its_settings() -> None:
+    protections = []
+    for part in ({"scopes": ["a"], "include": ["r:*"]}, {"include": ["r:*", "s:*"]}):
+        file = config_of({"backends": [entry("http://127.0.0.1:1/mcp", resources=part)]})
         snapshot = await asyncio.to_thread(loading.load, file, may_be_missing=["up"])
-        policies.append(effective_policy(file, snapshot.catalog))
-    assert losses(*policies) == [
-        "back end up: resources no longer need the scope a",
-        "back end up: resources no longer exclude 'r:secret'",
-        "back end up: resources now include 's:*'",
-    ]
-    assert losses(*reversed(policies)) == []
-    removed = replace(policies[0], backends={})
-    assert losses(policies[0], removed) == ["back end up is removed, with its protection"]
+        protections.append(protection(file, snapshot.catalog))
+    assert list(changes(*protections)) == ["backends.up: resources has changed"]
 
 
 async def test_a_file_argument_may_be_a_resource_of_a_server() -> None:
