@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -80,9 +80,9 @@ class Peer(Struct):
 class OutgoingRequest:
     """One request to a back end: its span, if there is an SDK, and its outcome."""
 
-    span: Any = None
     shared: dict[str, str | int] = field(default_factory=dict)
     """The attributes of the metric."""
+    span: Any = None
     outcome: str = field(default="ok", init=False)
     """The outcome in the audit log, unless there is an error."""
     error: str | None = field(default=None, init=False)
@@ -90,13 +90,10 @@ class OutgoingRequest:
 
     def detached(self) -> None:
         """Record that another process continues the request, which is not an error."""
-        if self is not _IGNORED:
-            self.is_detached, self.outcome = True, "detached"
+        self.is_detached, self.outcome = True, "detached"
 
     def received(self, result: Mapping[str, Any]) -> None:
         """Record the result of an MCP server, which may be a tool's error."""
-        if self is _IGNORED:
-            return
         if result.get("isError") is True:
             self.error = "tool_error"
         elif result.get("resultType") in ("input_required", "task"):
@@ -104,22 +101,14 @@ class OutgoingRequest:
 
     def responded(self, status: int, http_version: str) -> None:
         """Record the status of an HTTP response, and its version, such as `HTTP/1.1`."""
-        if self is _IGNORED:
-            return
         self.outcome = str(status)
         self.error = str(status) if status >= 400 else None
         if self.span is not None:
-            facts: dict[str, str | int] = {
-                "http.response.status_code": status,
-                "network.protocol.version": http_version.removeprefix("HTTP/"),
-            }
-            self.span.set_attributes(facts)
-            self.shared |= facts
+            self._add("http.response.status_code", status)
+            self._add("network.protocol.version", http_version.removeprefix("HTTP/"))
 
     def invoked(self, request_id: str, *, has_failed: bool) -> None:
         """Record the id that AWS Lambda gave an invocation, and whether its function failed."""
-        if self is _IGNORED:
-            return
         if self.span is not None and request_id:
             self.span.set_attribute("aws.request_id", request_id)
         if has_failed:
@@ -138,35 +127,25 @@ class OutgoingRequest:
                 self._failed(error)
             raise
 
-    @contextmanager
-    def timed(self, metric: str | None, peer: Peer | None = None) -> Iterator[None]:
-        """Record the duration and the error of a block, and the version of HTTP that `peer`
-        speaks, in span and metric."""
-        began = time.perf_counter()
-        try:
-            with self.watched():
-                yield
-        finally:
-            if peer is not None and peer.http_version is not None:
-                version = peer.http_version.removeprefix("HTTP/")
-                self.shared["network.protocol.version"] = version
-                self.span.set_attribute("network.protocol.version", version)
-            if self.error is not None:
-                self.shared["error.type"] = self.error
-                self.span.set_attribute("error.type", self.error)
-                fail(self.span, None)
-            if made := instruments():
-                took_s = time.perf_counter() - began
-                if metric == "mcp.client.operation.duration":
-                    made.client_operations.record(took_s, self.shared)
-                elif metric is not None:
-                    made.http_requests.record(took_s, self.shared)
+    def end_span(self, metric: str | None, took_s: float, peer: Peer | None) -> None:
+        """Record the duration, the error and the version of HTTP that `peer` speaks, in span and
+        metric. `metric` is the name of one of the `Instruments`."""
+        if peer is not None and peer.http_version is not None:
+            self._add("network.protocol.version", peer.http_version.removeprefix("HTTP/"))
+        if self.error is not None:
+            self._add("error.type", self.error)
+            fail(self.span, None)
+        if metric is not None and (made := instruments()):
+            getattr(made, metric).record(took_s, self.shared)
+
+    def _add(self, name: str, value: str | int) -> None:
+        self.shared[name] = value
+        self.span.set_attribute(name, value)
 
     def _failed(self, error: Exception) -> None:
         code, status = getattr(error, "code", None), getattr(error, "status", None)
         if isinstance(code, int):  # an RpcError
-            self.error = known_code(code)
-            self.shared["rpc.response.status_code"] = self.error
+            self.error = self.shared["rpc.response.status_code"] = known_code(code)
             if self.span is not None:
                 self.span.set_attribute("rpc.response.status_code", str(code))
         elif isinstance(status, int):
@@ -177,9 +156,45 @@ class OutgoingRequest:
             self.error = type(error).__name__
 
 
-_IGNORED: Final = OutgoingRequest()
-"""The shared request without span and record, which notes nothing."""
-_NOT_NOTED: Final = nullcontext(_IGNORED)
+_NOT_NOTED: Final = nullcontext(OutgoingRequest())
+"""The request without span and record. All such requests share one, whose notes nobody reads."""
+
+
+class _Kind(Struct):
+    """The description of a request for its span, its metric and its record."""
+
+    name: str
+    shared: dict[str, str | int]
+    facts: Mapping[str, str]
+    sent: Callable[[], Any]
+    """Returns the content for the digest in the audit log."""
+    attributes: Mapping[str, str | int] = {}
+    """Attributes of the span alone."""
+    metric: str | None = None
+    carry: Callable[[], None] = lambda: None
+    """Adds the context of the current span to the request."""
+    peer: Peer | None = None
+
+
+@contextmanager
+def _noted(
+    kind: _Kind, spans: OpenTelemetry | None, record: RecordRequest | None
+) -> Iterator[OutgoingRequest]:
+    """Make the span of a request, if there is an SDK, and record its end with its outcome."""
+    began, attributes = time.perf_counter(), {**kind.shared, **kind.attributes}
+    span = nullcontext() if spans is None else spans.span("CLIENT", kind.name, attributes)
+    with span as opened:
+        request = OutgoingRequest(kind.shared, opened)
+        if opened is not None:
+            kind.carry()
+        try:
+            with request.watched():
+                yield request
+        finally:
+            if opened is not None:
+                request.end_span(kind.metric, time.perf_counter() - began, kind.peer)
+            if record is not None:
+                record({**kind.facts, "outcome": request.error or request.outcome}, kind.sent())
 
 
 def client_span(
@@ -194,48 +209,35 @@ def client_span(
         peer: the server.
         session: the id of the session at the server; `None` without one.
     """
-    spans, method = _spans(), message["method"]
-    record = _recorder() if method in RECORDED else None
-    span = None if spans is None else _client(spans, message, version, peer, session)
-    if record is None:
-        return span or _NOT_NOTED
+    spans, record = _spans(), _recorder() if message["method"] in RECORDED else None
+    if spans is None and record is None:
+        return _NOT_NOTED
     params = message.get("params") or {}
-    name = next((params[member] for member in _NAMES if member in params), "")
-    sent = {member: value for member, value in params.items() if member != "_meta"}
-    request = f"{method} {name}"[:MAX_TARGET]
-    return _recorded(span, record, {"request": request, "service": peer.name}, lambda: sent)
-
-
-@contextmanager
-def _client(
-    spans: OpenTelemetry,
-    message: MutableMapping[str, Any],
-    version: str,
-    peer: Peer,
-    session: str | None,
-) -> Iterator[OutgoingRequest]:
     method = known_method(message["method"])
-    target = target_in(method, message.get("params") or {})
-    attribute = target_attribute(method)
+    target, attribute = target_in(method, params), target_attribute(method)
     shared = {"mcp.method.name": method, "mcp.protocol.version": version, **peer.attributes()}
     if method == "tools/call":
         shared["gen_ai.operation.name"] = "execute_tool"
-    attributes = dict(shared)
+    attributes: dict[str, str | int] = {}
     is_named = target is not None and attribute != "mcp.resource.uri"
     if target is not None and attribute is not None:
-        attributes[attribute] = target[:MAX_TARGET]
-        if is_named:
-            shared[attribute] = attributes[attribute]
+        (shared if is_named else attributes)[attribute] = target[:MAX_TARGET]
     if message.get("id") is not None:
         attributes["jsonrpc.request.id"] = str(message["id"])
     if session is not None:
         attributes["mcp.session.id"] = digest(session)  # some servers let it authenticate
-    name = f"{method} {target}" if is_named else method
-    with spans.span("CLIENT", name, attributes) as span:
-        _add_context(message)
-        request = OutgoingRequest(span, shared)
-        with request.timed("mcp.client.operation.duration", peer):
-            yield request
+    recorded = next((params[member] for member in _NAMES if member in params), "")
+    kind = _Kind(
+        f"{method} {target}" if is_named else method,
+        shared,
+        {"request": f"{message['method']} {recorded}"[:MAX_TARGET], "service": peer.name},
+        lambda: {member: value for member, value in params.items() if member != "_meta"},
+        attributes,
+        "client_operations",
+        lambda: _add_context(message),
+        peer,
+    )
+    return _noted(kind, spans, record)
 
 
 def http_span(
@@ -260,41 +262,30 @@ def http_span(
     if spans is None and record is None:
         return _NOT_NOTED
     parts = urlsplit(base_url)
-    template = parts.path.rstrip("/") + route if route else ""
-    span = None if spans is None else _http(spans, method, parts, template, headers)
-    if record is None:
-        return span or _NOT_NOTED
-
-    def digested() -> Any:
-        path, body = sent
-        return {"path": path, "body": None if body is None else hashlib.sha256(body).hexdigest()}
-
     host = parts.netloc.rpartition("@")[2]
-    facts = {"request": f"{method} {template}".rstrip(), "service": host}
-    return _recorded(span, record, facts, digested)
-
-
-@contextmanager
-def _http(
-    spans: OpenTelemetry, method: str, parts: SplitResult, template: str, headers: dict[str, str]
-) -> Iterator[OutgoingRequest]:
+    template = parts.path.rstrip("/") + route if route else ""
     shared: dict[str, str | int] = {
         "http.request.method": method,
         "server.address": str(parts.hostname),
         "server.port": parts.port or {"http": 80, "https": 443}[parts.scheme],
     }
-    host = parts.netloc.rpartition("@")[2]
-    attributes = {**shared, "url.full": f"{parts.scheme}://{host}{template or '/REDACTED'}"}
     if template:
-        attributes["url.template"] = shared["url.template"] = template
-    name = f"{method} {template}" if template else method
-    with spans.span("CLIENT", name, attributes) as span:
+        shared["url.template"] = template
+
+    def digested() -> Any:
+        path, body = sent
+        return {"path": path, "body": None if body is None else hashlib.sha256(body).hexdigest()}
+
+    def carry() -> None:
         carrier = current_carrier()
         # a client's baggage is not for services that do not know the client
         headers.update({key: carrier[key] for key in KEYS[:2] if key in carrier})
-        request = OutgoingRequest(span, shared)
-        with request.timed("http.client.request.duration"):
-            yield request
+
+    name = f"{method} {template}".rstrip()
+    url = f"{parts.scheme}://{host}{template or '/REDACTED'}"
+    facts = {"request": name, "service": host}
+    kind = _Kind(name, shared, facts, digested, {"url.full": url}, "http_requests", carry)
+    return _noted(kind, spans, record)
 
 
 def function_span(
@@ -309,18 +300,9 @@ def function_span(
         payload: the payload as JSON, for the digest in the audit log.
     """
     spans, record = _spans(), _recorder()
-    span = None if spans is None else _function(spans, operation, name, region)
-    if record is None:
-        return span or _NOT_NOTED
-    facts = {"request": f"Lambda.{operation} {name}", "service": region or ""}
-    return _recorded(span, record, facts, lambda: payload)
-
-
-@contextmanager
-def _function(
-    spans: OpenTelemetry, operation: str, name: str, region: str | None
-) -> Iterator[OutgoingRequest]:
-    attributes = {
+    if spans is None and record is None:
+        return _NOT_NOTED
+    attributes: dict[str, str | int] = {
         "rpc.system.name": "aws-api",
         "rpc.method": f"Lambda/{operation}",
         "faas.invoked_name": name,
@@ -328,10 +310,9 @@ def _function(
     }
     if region is not None:
         attributes |= {"faas.invoked_region": region, "cloud.region": region}
-    with spans.span("CLIENT", f"Lambda.{operation}", attributes) as span:
-        request = OutgoingRequest(span, {})
-        with request.timed(None):
-            yield request
+    facts = {"request": f"Lambda.{operation} {name}", "service": region or ""}
+    kind = _Kind(f"Lambda.{operation}", {}, facts, lambda: payload, attributes)
+    return _noted(kind, spans, record)
 
 
 def continued_request(peer: Peer, answers: Any) -> AbstractContextManager[OutgoingRequest]:
@@ -346,7 +327,7 @@ def continued_request(peer: Peer, answers: Any) -> AbstractContextManager[Outgoi
     if record is None:
         return _NOT_NOTED
     facts = {"request": "answers", "service": peer.name}
-    return _recorded(None, record, facts, lambda: answers)
+    return _noted(_Kind("", {}, facts, lambda: answers), None, record)
 
 
 def client_session_ended(took_s: float, version: str | None, peer: Peer) -> None:
@@ -369,22 +350,6 @@ def _recorder() -> RecordRequest | None:
     no audit log."""
     ids = CORRELATION.get()
     return None if ids is None else ids.record_request
-
-
-@contextmanager
-def _recorded(
-    span: AbstractContextManager[OutgoingRequest] | None,
-    record: RecordRequest,
-    facts: Mapping[str, str],
-    sent: Callable[[], Any],
-) -> Iterator[OutgoingRequest]:
-    """Record the end of a request with its outcome."""
-    with span or nullcontext(OutgoingRequest()) as request:
-        try:
-            with request.watched():
-                yield request
-        finally:
-            record({**facts, "outcome": request.error or request.outcome}, sent())
 
 
 def _add_context(message: MutableMapping[str, Any]) -> None:
