@@ -8,28 +8,70 @@ id of a remote task   the back end and the tool that have it, and the service's 
 token of an event     the task that waits for it, and its name in the task's record
 bearer token          the claims of a session or a link of the console
 
-The first claim of each is its purpose, so no other token under the same keys can replace it.
+Each is a JSON array. The first claim is its purpose (the tag of its class), so no other token under
+the same keys can replace it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import msgspec
 from msgspec import Struct, field
 
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, SessionNotFound
-from roundgate.tokens.sealed import KeyRing, Refusals, SealBroken
+from roundgate.tokens.sealed import KeyRing, Refusals, SealBroken, check_dates
 
-_SESSION: Final = "session"
 MAX_SESSION_CHARS: Final = 4_096
 """The limit on the characters of a session id to open. The gateway's own ids have a few hundred."""
+MAX_STREAM_CHARS: Final = 8_192
+"""The limit on the characters of a question's or event's id to open. The gateway's own ids are
+shorter; some servers reject headers of this length."""
+MAX_PLACE_CHARS: Final = 2_048
+"""The limit on the characters of a task id or an event's token to open; the gateway's own are
+shorter."""
+_SERVICES: Final = Principal("roundgate:events", "any service")
+"""The owner of all event tokens. The token is the only credential of a service that posts an
+event."""
+_BEARERS: Final = Principal("roundgate:bearers", "any bearer")
+"""The owner of all bearer tokens. The token is the only credential of its bearer."""
+
+C = TypeVar("C", bound=Struct)
 
 
-class SessionFacts(Struct, frozen=True):
+def _seal(ring: KeyRing, owner: Principal, claims: Struct) -> str:
+    return ring.seal(json.encode(msgspec.to_builtins(claims)), owner)
+
+
+def _opened(ring: KeyRing, owner: Principal, kind: type[C], token: Any, max_chars: int) -> C:
+    """Return the claims that were sealed.
+
+    Raises:
+        SealBroken: the token is invalid, or was sealed for another purpose.
+        Unavailable: the keys cannot be read at the moment.
+    """
+    if not isinstance(token, str) or len(token) > max_chars:
+        raise SealBroken("too long")
+    try:
+        claims: C = msgspec.convert(json.decode(ring.open(token, owner)), kind)
+    except (ParseError, msgspec.ValidationError):
+        raise SealBroken("sealed for another purpose, or by an incompatible version") from None
+    return claims
+
+
+def _claims(ring: KeyRing, owner: Principal, kind: type[C], token: Any, max_chars: int) -> C | None:
+    """Return the claims that were sealed; `None` if the token is invalid."""
+    try:
+        return _opened(ring, owner, kind, token, max_chars)
+    except SealBroken:
+        return None
+
+
+class SessionFacts(Struct, frozen=True, array_like=True, tag="session"):
     """The facts of a session, which never change."""
 
     id: str
@@ -40,6 +82,8 @@ class SessionFacts(Struct, frozen=True):
     capabilities: Mapping[str, Any]
     """The client's capabilities to answer questions, shaped as `ClientCapabilities`."""
     client_info: Mapping[str, str]
+    issued_ms: int
+    """When the session began, in milliseconds since the epoch."""
     expires_ms: int
     """When the session ends, in milliseconds since the epoch."""
 
@@ -64,17 +108,12 @@ class SessionSealer(Struct, frozen=True):
     ) -> str:
         """Return the id of a new session."""
         now_ms = self.clock.now_ms()
-        claims = [
-            _SESSION,
-            self.clock.new_id(),
-            revision,
-            requested,
-            dict(capabilities),
-            dict(client_info),
-            now_ms,
-            now_ms + int(self.lifetime_s * 1000),
-        ]
-        return self.ring.seal(json.encode(claims), owner)
+        until_ms = now_ms + int(self.lifetime_s * 1000)
+        new_id = self.clock.new_id()
+        facts = SessionFacts(
+            new_id, revision, requested, capabilities, client_info, now_ms, until_ms
+        )
+        return _seal(self.ring, owner, facts)
 
     def open(self, token: str, owner: Principal) -> SessionFacts:
         """Return the facts of the session with an id.
@@ -84,76 +123,32 @@ class SessionSealer(Struct, frozen=True):
                 once per caller and minute.
         """
         try:
-            return self._open(token, owner)
+            facts = _opened(self.ring, owner, SessionFacts, token, MAX_SESSION_CHARS)
+            check_dates(facts.issued_ms, facts.expires_ms, self.clock.now_ms(), self.leeway_s)
         except SealBroken as error:
             raise self.refused(str(error), owner) from None
+        return facts
 
     def refused(self, reason: str, owner: Principal) -> SessionNotFound:
         """Log the reason of a refusal, and return the error to raise."""
         self.refusals.note(reason, owner, self.clock.monotonic_ms())
         return SessionNotFound()
 
-    def _open(self, token: str, owner: Principal) -> SessionFacts:
-        if len(token) > MAX_SESSION_CHARS:
-            raise SealBroken("too long")
-        try:
-            claims = json.decode(self.ring.open(token, owner))
-            purpose, *_, issued_ms, expires_ms = claims
-            early_ms, late_ms = issued_ms - self.clock.now_ms(), self.clock.now_ms() - expires_ms
-            facts = SessionFacts(*[*claims[1:-2], expires_ms])
-        except (ParseError, ValueError, TypeError):
-            raise SealBroken("no session, or sealed by an incompatible version") from None
-        if purpose != _SESSION:
-            raise SealBroken("sealed for another purpose")
-        if late_ms > self.leeway_s * 1000:
-            raise SealBroken("expired")
-        if early_ms > self.leeway_s * 1000:
-            raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
-        return facts
 
-
-MAX_STREAM_CHARS: Final = 8_192
-"""The limit on the characters of a question's or event's id to open. The gateway's own ids are
-shorter; some servers reject headers of this length."""
-MAX_TASK_CHARS: Final = 2_048
-"""The limit on the characters of a task id to open; the gateway's own ids are shorter."""
-MAX_EVENT_CHARS: Final = 2_048
-"""The limit on the characters of an event's token to open; the gateway's own tokens are shorter."""
-_SERVICES: Final = Principal("roundgate:events", "any service")
-"""The owner of all event tokens. The token is the only credential of a service that posts an
-event."""
-_BEARERS: Final = Principal("roundgate:bearers", "any bearer")
-"""The owner of all bearer tokens. The token is the only credential of its bearer."""
-
-
-def _seal(ring: KeyRing, owner: Principal, purpose: str, *claims: Any) -> str:
-    return ring.seal(json.encode([purpose, *claims]), owner)
-
-
-def _claims(ring: KeyRing, owner: Principal, purpose: str, token: Any, max_chars: int) -> list[Any]:
-    """Return the claims that were sealed for a purpose; none if the token is invalid.
-
-    Raises:
-        Unavailable: the keys cannot be read at the moment.
-    """
-    if not isinstance(token, str) or len(token) > max_chars:
-        return []
-    try:
-        match json.decode(ring.open(token, owner)):
-            case [str(sealed_for), *claims] if sealed_for == purpose:
-                return claims
-    except (SealBroken, ParseError):
-        pass
-    return []
-
-
-class QuestionId(Struct, frozen=True):
+class QuestionId(Struct, frozen=True, array_like=True, tag="question"):
     """A question: its session, the id of the hidden task that asks it, and its name in the
     task."""
 
     session: str
     task: str
     name: str
+
+
+class _CallFacts(Struct, frozen=True, array_like=True, tag="call"):
+    """The facts for continuing a call of a session."""
+
+    session: str
+    facts: Any
 
 
 class StreamIds(Struct, frozen=True):
@@ -163,29 +158,25 @@ class StreamIds(Struct, frozen=True):
 
     def seal_question(self, question: QuestionId, owner: Principal) -> str:
         """Return the JSON-RPC id of a question, about 140 characters."""
-        return _seal(self.ring, owner, "question", question.session, question.task, question.name)
+        return _seal(self.ring, owner, question)
 
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
         """Return the question that an id identifies, or `None` if this session was never asked
         it."""
-        match _claims(self.ring, owner, "question", token, MAX_STREAM_CHARS):
-            case [str(asked), str(task), str(name)] if asked == session:
-                return QuestionId(session, task, name)
-        return None
+        question = _claims(self.ring, owner, QuestionId, token, MAX_STREAM_CHARS)
+        return None if question is None or question.session != session else question
 
     def seal_call(self, session: str, facts: Any, owner: Principal) -> str:
         """Return a token with the facts for continuing a call; `facts` is any JSON value."""
-        return _seal(self.ring, owner, "call", session, facts)
+        return _seal(self.ring, owner, _CallFacts(session, facts))
 
     def open_call(self, token: Any, session: str, owner: Principal) -> Any:
         """Return the facts of a call of this session, or `None` if the token is invalid."""
-        match _claims(self.ring, owner, "call", token, MAX_STREAM_CHARS):
-            case [str(of), facts] if of == session:
-                return facts
-        return None
+        call = _claims(self.ring, owner, _CallFacts, token, MAX_STREAM_CHARS)
+        return None if call is None or call.session != session else call.facts
 
 
-class TaskPlace(Struct, frozen=True):
+class TaskPlace(Struct, frozen=True, array_like=True, tag="task"):
     """The place of a task that runs in another service."""
 
     backend: str
@@ -197,23 +188,19 @@ class TaskPlace(Struct, frozen=True):
 
 
 class TaskIds(Struct, frozen=True):
-    """The sealer of task places."""
+    """The sealer of task places. Two seals of the same place are different ids. `open` returns `None`
+    if an id was not sealed for this caller, and raises Unavailable if the keys cannot be read."""
 
     ring: KeyRing
 
     def seal(self, place: TaskPlace, owner: Principal) -> str:
-        """Return the id of a task for its owner. Two calls for the same place return different
-        ids."""
-        return _seal(self.ring, owner, "task", place.backend, place.tool, place.id)
+        return _seal(self.ring, owner, place)
 
     def open(self, task_id: str, owner: Principal) -> TaskPlace | None:
-        """Return the place of a task, or `None` if the id was not sealed for this caller. Raise
-        Unavailable if the keys cannot be read at the moment."""
-        claims = _claims(self.ring, owner, "task", task_id, MAX_TASK_CHARS)
-        return TaskPlace(*claims) if len(claims) == 3 else None
+        return _claims(self.ring, owner, TaskPlace, task_id, MAX_PLACE_CHARS)
 
 
-class EventPlace(Struct, frozen=True):
+class EventPlace(Struct, frozen=True, array_like=True, tag="event"):
     """An external event: its task, and its name in the task's record."""
 
     owner: str
@@ -223,23 +210,26 @@ class EventPlace(Struct, frozen=True):
 
 
 class EventTokens(Struct, frozen=True):
-    """The sealer of event places. A service with a token may deliver the event once."""
+    """The sealer of event places, as `TaskIds` is of task places. A service with a token may deliver
+    the event once."""
 
     ring: KeyRing
 
     def seal(self, place: EventPlace) -> str:
-        """Return a token for an event. Two calls for the same event return different tokens."""
-        return _seal(self.ring, _SERVICES, "event", place.owner, place.task_id, place.name)
+        return _seal(self.ring, _SERVICES, place)
 
     def open(self, token: str) -> EventPlace | None:
-        """Return the place of an event, or `None` if the token is invalid. Raise Unavailable if the
-        keys cannot be read at the moment."""
-        claims = _claims(self.ring, _SERVICES, "event", token, MAX_EVENT_CHARS)
-        return EventPlace(*claims) if len(claims) == 3 else None
+        return _claims(self.ring, _SERVICES, EventPlace, token, MAX_PLACE_CHARS)
+
+
+class _BearerClaims(Struct, frozen=True, array_like=True):
+    purpose: str
+    claims: Mapping[str, Any]
 
 
 class BearerTokens(Struct, frozen=True):
-    """The sealer of claims that anyone with the token may present, for one purpose."""
+    """The sealer of claims that anyone with the token may present, for one purpose; otherwise as
+    `TaskIds`."""
 
     ring: KeyRing
     purpose: str
@@ -247,13 +237,8 @@ class BearerTokens(Struct, frozen=True):
     """The limit on the characters of a token to open."""
 
     def seal(self, claims: Mapping[str, Any]) -> str:
-        """Return a token with these claims. Two calls return different tokens."""
-        return _seal(self.ring, _BEARERS, self.purpose, dict(claims))
+        return _seal(self.ring, _BEARERS, _BearerClaims(self.purpose, claims))
 
     def open(self, token: str) -> Mapping[str, Any] | None:
-        """Return the claims of a token, or `None` if the token is invalid. Raise Unavailable if the
-        keys cannot be read at the moment."""
-        match _claims(self.ring, _BEARERS, self.purpose, token, self.max_chars):
-            case [dict(claims)]:
-                return claims
-        return None
+        opened = _claims(self.ring, _BEARERS, _BearerClaims, token, self.max_chars)
+        return None if opened is None or opened.purpose != self.purpose else opened.claims

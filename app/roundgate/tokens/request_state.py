@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from roundgate import json
@@ -18,7 +19,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, StateRefused, StateTooLarge
 from roundgate.json import digest
-from roundgate.tokens.sealed import KeyRing, Refusals, SealBroken
+from roundgate.tokens.sealed import KeyRing, Refusals, SealBroken, check_dates
 
 
 class Binding(Struct, frozen=True):
@@ -36,7 +37,7 @@ class Binding(Struct, frozen=True):
         return cls(method, target, digest(arguments))
 
 
-class FixedTask(Struct, frozen=True):
+class FixedTask(Struct, frozen=True, array_like=True):
     """The task that a call must become, because the client sent a key or the task's write is in
     doubt."""
 
@@ -56,6 +57,22 @@ class OpenedState(Struct, frozen=True):
     fixed_task: FixedTask | None = None
     call_id: str | None = None
     """The id of the call in the log."""
+
+
+class _Claims(Struct, frozen=True, array_like=True):
+    """The claims of a token. Earlier versions sealed neither `fixed_task` nor `call_id`."""
+
+    issued_ms: int
+    expires_ms: int
+    method: str
+    target: str
+    arguments: str
+    round: int
+    id: str
+    origin: Mapping[str, str]
+    payload: Any
+    fixed_task: FixedTask | None = None
+    call_id: str | None = None
 
 
 class StateSealer(Struct, frozen=True):
@@ -134,28 +151,11 @@ class StateSealer(Struct, frozen=True):
         if not isinstance(token, str) or len(token) > self.max_bytes * 2:
             raise SealBroken("not a string, or too long")
         try:
-            claims = json.decode(self.ring.open(token, owner))
-            (
-                issued_ms,
-                expires_ms,
-                method,
-                target,
-                arguments,
-                round_,
-                token_id,
-                origin,
-                payload,
-                *more,
-            ) = claims
-            fixed, call_id = (*more, None, None)[:2]
-            fixed_task = None if fixed is None else FixedTask(*fixed)
-            late_ms, early_ms = self.clock.now_ms() - expires_ms, issued_ms - self.clock.now_ms()
-        except (ParseError, ValueError, TypeError):
+            claims = msgspec.convert(json.decode(self.ring.open(token, owner)), _Claims)
+        except (ParseError, msgspec.ValidationError):
             raise SealBroken("sealed by an incompatible version") from None
-        if late_ms > self.leeway_s * 1000:
-            raise SealBroken("expired")
-        if early_ms > self.leeway_s * 1000:
-            raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
-        if Binding(method, target, arguments) != binding:
+        check_dates(claims.issued_ms, claims.expires_ms, self.clock.now_ms(), self.leeway_s)
+        if Binding(claims.method, claims.target, claims.arguments) != binding:
             raise SealBroken("for another method, target or arguments")
-        return OpenedState(token_id, round_, origin, payload, fixed_task, call_id)
+        opened = (claims.id, claims.round, claims.origin, claims.payload)
+        return OpenedState(*opened, claims.fixed_task, claims.call_id)

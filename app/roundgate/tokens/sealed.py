@@ -130,6 +130,15 @@ class KeyRing(Struct, frozen=True):
         return _joined(*parts, self.view) if self.view else _joined(*parts)
 
 
+def check_dates(issued_ms: int, expires_ms: int, now_ms: int, leeway_s: float) -> None:
+    """Raise SealBroken if a token has expired, or was sealed later than now. `leeway_s` is the allowed
+    difference between the clocks of two replicas, in seconds."""
+    if now_ms - expires_ms > leeway_s * 1000:
+        raise SealBroken("expired")
+    if issued_ms - now_ms > leeway_s * 1000:
+        raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
+
+
 @lru_cache(maxsize=1024)
 def _cipher(secret: bytes, owner: Principal) -> AESGCM:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -45,7 +45,7 @@ class Counting(SqliteSessions):
 
 
 def session(number: int = 0, expires_ms: int = LATER) -> SessionFacts:
-    return SessionFacts(f"session {number}", "2025-11-25", "2025-11-25", {}, {}, expires_ms)
+    return SessionFacts(f"session {number}", "2025-11-25", "2025-11-25", {}, {}, 0, expires_ms)
 
 
 @pytest.fixture
