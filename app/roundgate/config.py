@@ -247,7 +247,6 @@ def load(
     """Read and validate a configuration file (YAML, or JSON, which starts faster).
 
     Args:
-        path: the file.
         environ: the variables that `${NAME}` refers to.
         placeholder: a text to use for references that cannot be resolved on this machine, for
             commands that look at the rest of the file. Without it, they are problems.
@@ -323,7 +322,6 @@ def _filled_in(
 
 
 def _sections(value: Any, origin: settings.Origin, problems: list[Problem]) -> GatewayConfig | None:
-    """Return the root model, or `None` if it is invalid; add its problems."""
     try:
         return GatewayConfig.model_validate(value)
     except ValidationError as error:
@@ -336,7 +334,6 @@ def _sections(value: Any, origin: settings.Origin, problems: list[Problem]) -> G
 def _backends(
     value: Any, origin: settings.Origin, problems: list[Problem]
 ) -> dict[int, BackendConfig]:
-    """Return the valid entries of `backends` by position; add the problems of the others."""
     entries = value.get("backends") if isinstance(value, dict) else None
     backends: dict[int, BackendConfig] = {}
     for index, entry in enumerate(entries if isinstance(entries, list) else ()):
@@ -391,7 +388,6 @@ def _misplaced(
 
 
 def _repeated_names(value: Any, origin: settings.Origin) -> list[Problem]:
-    """Return a problem for each back end with the name of an earlier one."""
     problems: list[Problem] = []
     seen: dict[str, int] = {}
     entries = value.get("backends") if isinstance(value, dict) else None

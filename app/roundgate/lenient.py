@@ -86,7 +86,6 @@ def value(body: bytes, source: str) -> Any:
     """Read JSON in UTF-8, and log each kind of repair once for a source.
 
     Args:
-        body: the JSON.
         source: the name of the server or tool whose answer it is.
 
     Raises:

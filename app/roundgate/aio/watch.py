@@ -80,7 +80,6 @@ class TaskWatch:
         at a time. If the process is about to stop, the deadline is shortened, now or later.
 
         Args:
-            deadline: the deadline.
             before: a function that is called before the block is cancelled.
 
         Returns:

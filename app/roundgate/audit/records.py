@@ -20,7 +20,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from roundgate.errors import ParseError
-from roundgate.json import decode, encode
+from roundgate.json import decode
 
 FIRST: Final = "0" * 64
 """The `prev` of the first record of a chain."""
@@ -28,13 +28,6 @@ MAX_KEYS: Final = 100
 """The maximum number of answers in a record. Further answers are only counted."""
 MAX_KEY: Final = 200
 """The maximum number of recorded characters of a name or key."""
-
-
-def line_of(
-    chain: str, number: int, prev: str, at: str, event: str, facts: Mapping[str, Any]
-) -> bytes:
-    """Return a record as a line without its end."""
-    return encode({"chain": chain, "n": number, "prev": prev, "at": at, "event": event, **facts})
 
 
 def hash_of(line: bytes) -> str:

@@ -125,7 +125,6 @@ class Files:
         self._part += 1
 
     def _cut_off(self) -> None:
-        """Remove the part of a line that could not be written."""
         assert self._file is not None
         os.ftruncate(self._file, self._size)
         self._is_torn = False

@@ -54,10 +54,8 @@ class Trail:
     """The audit log of one process.
 
     Args:
-        config: the section `audit`.
         make_sink: makes the destination of the chain.
         digests: makes the digests of arguments and answers.
-        clock: the clock of the process.
         facts: further members of the first record.
     """
 
@@ -201,7 +199,6 @@ class Trail:
             ids.record_request = partial(self._requested, task=task)
 
     def _requested(self, facts: Mapping[str, str], sent: Any, task: str | None = None) -> None:
-        """Record the end of a request to a back end, with the digest of its content."""
         ids = _ids_here() if task is None else {"task": task}
         self.record("requested", {**ids, **facts, "sent": self.digest(sent)})
 
@@ -318,7 +315,6 @@ class Trail:
     def _write(self, at: str, event: str, facts: Mapping[str, Any]) -> None:
         assert self._sink is not None
         number = self._records
-        # the members of `records.line_of`, without the calls: a call has two records
         line = encode(
             {
                 "chain": self._chain,
@@ -362,7 +358,6 @@ class Trail:
                 self._failed(error)
 
     def _mark(self) -> None:
-        """Publish the state of the chain, apart from the chain."""
         if self._sink is None or self._records == self._marked:
             return
         checkpoint = ChainCheckpoint(self._chain, self._records, self._head).facts()

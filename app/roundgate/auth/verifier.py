@@ -59,7 +59,6 @@ class JwtVerifier(Struct, frozen=True):
         return verified if verified.holds_at(self.keys.clock.now_ms()) else None
 
     async def _verify(self, token: str, digest: bytes) -> VerifiedToken:
-        """Return a token that is valid, and remember it."""
         try:
             header = jwt.get_unverified_header(token)
             _check_type(header)

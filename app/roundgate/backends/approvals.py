@@ -94,7 +94,6 @@ class _Guarded(Struct, frozen=True, dict=True):
         return await (self.tool.call(context, arguments) if bound is None else bound.call(context))
 
     def _checked(self, context: AnyContext, arguments: dict[str, Any]) -> Bound | None:
-        """Bind the arguments, and check them by the rules."""
         bound = None if self.tool.bind is None else self.tool.bind(arguments)
         if self.has_policy:
             _check(context, lambda: self._known(bound, arguments))
@@ -149,7 +148,6 @@ def _check(context: AnyContext, known: Callable[[], PartlyKnown]) -> None:
 
 
 async def _ask(context: Context, question: str) -> None:
-    """Return if the user approves the call; otherwise raise ToolError."""
     questions = {"approve": Form(question, _APPROVAL, is_approval=True)}
     answer, run = (await context.ask(questions))["approve"], run_of(context)
     # `tasks.service` logs a task's decision once; this code would repeat it in each turn

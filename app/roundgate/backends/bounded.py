@@ -207,14 +207,12 @@ def _joined_text(result: ToolResult) -> str:
 
 
 def _text_in(block: ContentBlock | str) -> str | None:
-    """Return the text of a text block; `None` for other blocks."""
     if isinstance(block, (TextContent, ForwardedContent)):
         return block.text
     return block if isinstance(block, str) else None
 
 
 def _shown(part: TextPart) -> str:
-    """Return the text of a part, followed by a line that says how to read on."""
     end = part.start + len(part.text)
     where = f"Characters {part.start:,} to {end:,} of {part.total:,}"
     if part.next_cursor is not None:

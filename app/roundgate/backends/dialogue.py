@@ -153,9 +153,7 @@ async def dialogue(
     outcome.
 
     Args:
-        context: the context of the call.
         step: the name of each step.
-        exchange: the exchanges.
         server: the name of the back end for error texts.
         at_most_once: whether a worker that dies during an exchange leaves an unknown outcome.
         most: the maximum number of exchanges.

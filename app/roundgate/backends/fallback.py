@@ -94,7 +94,6 @@ class Fallback(Struct, frozen=True):
 
 
 def _first(*choices: bool | None) -> bool:
-    """Return the first choice that was made."""
     return next(choice for choice in choices if choice is not None)
 
 

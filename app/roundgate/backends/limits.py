@@ -138,10 +138,8 @@ class CallLimiter:
 
     Args:
         name: the back end or tool, in error messages and metrics.
-        config: the limits.
         before: the limiter before a reload, whose calls still count; otherwise `None`.
         rows: the store of shared buckets; `None` makes this process count by itself.
-        clock: the clock of the process.
     """
 
     def __init__(
@@ -353,10 +351,8 @@ class Limiters:
     """The limiters of one back end and its tools.
 
     Args:
-        config: the settings of the back end.
         before: the limiters of the back end of this name before a reload.
         rows: the store of shared buckets; `None` makes this process count by itself.
-        clock: the clock of the process.
     """
 
     def __init__(

@@ -137,7 +137,6 @@ class Modules:
             )
 
     def _ours(self) -> Iterator[tuple[str, ModuleType]]:
-        """Yield the user modules in `sys.modules`."""
         before = self._before or frozenset()
         named = {id(module) for module in self._named.values()}
         for name, module in list(sys.modules.items()):

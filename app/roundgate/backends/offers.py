@@ -188,8 +188,6 @@ def merge(
     """Merge all offers into a catalog.
 
     Args:
-        offers: the offers.
-        page_size: entries on a page.
         problems: problems found earlier.
         origins: the places of back ends in the configuration.
 
@@ -264,7 +262,6 @@ def _served_tools(
     list_problems: _ListProblems,
     origins: Mapping[str, Origin],
 ) -> dict[str, ServedTool]:
-    """Add the tools of a back end to the list of tools; return those that can be served, by name."""
     served: dict[str, ServedTool] = {}
     problems = list_problems.problems_for(backend.name)
     for tool in offering.tools:
@@ -281,7 +278,6 @@ def _served_tools(
 
 
 def _template(text: str, resource: Resource) -> ServedTemplate:
-    """Return a resource with the matcher of its URIs."""
     if resource.pattern is not None:
         return ServedTemplate(resource.pattern, resource)
     from roundgate.protocol.uri_template import UriTemplate
@@ -290,6 +286,5 @@ def _template(text: str, resource: Resource) -> ServedTemplate:
 
 
 def _called(item: P, prefix: str) -> P:
-    """Return a tool or prompt with a prefix in front of its name."""
     name = prefix + item.definition["name"]
     return replace(item, definition=renamed(item.definition, name)) if prefix else item

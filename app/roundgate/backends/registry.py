@@ -191,7 +191,6 @@ def read_entry(entry: Any, origin: Origin) -> BackendConfig:
     """Return the settings in an entry of `backends:`.
 
     Args:
-        entry: the entry as it is in the file.
         origin: the place of the entry. Modules of users' kinds may lie beside the file.
 
     Raises:

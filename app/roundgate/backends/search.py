@@ -225,7 +225,6 @@ class Ranking:
         return {near for part in _shortened(word) for near in self._near.get(part, ())}
 
     def _part_of_title(self, number: int, weights: Mapping[str, float]) -> float:
-        """Return the part of a title that the query covers, from 0 to 1."""
         matched = sum(
             weights[word] * self._rarities[word] for word in self._titles[number] if word in weights
         )
@@ -362,7 +361,6 @@ class _Search:
         return _text("\n".join(_line(self._served[number]) for number in matches))
 
     def _reading(self) -> frozenset[int]:
-        """Return the numbers of the tools that only read."""
         hints = (served.tool.definition.get("annotations") or {} for served in self._served)
         return frozenset(
             number for number, hint in enumerate(hints) if hint.get("readOnlyHint") is True
@@ -412,7 +410,6 @@ _WEIGHTS: Final = (3.0, 3.0, 1.5, 0.5, 0.5, 1.0)
 
 
 def _fields(served: ServedTool) -> tuple[str, ...]:
-    """Return the fields of a tool for the index, in the order of `_WEIGHTS`."""
     definition, about = served.tool.definition, served.tool.about
     properties = definition["inputSchema"].get("properties", {})
     first, _, rest = (definition.get("description") or "").strip().partition("\n")

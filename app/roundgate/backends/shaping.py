@@ -185,10 +185,8 @@ def unknown_names(
     override without effect.
 
     Args:
-        config: the settings.
         names: the names of all tools.
         chosen: the names of the selected tools.
-        origin: the place of the settings.
         prefix: the prefix that `names` lack.
     """
     lists = f"`roundgate check` lists them, {'here without prefix' if prefix else 'with their prefixes'}"
@@ -424,7 +422,6 @@ def _projection(override: ToolOverride) -> _Project | None:
 
 
 def _chosen(item: Any, fields: Sequence[str]) -> Any:
-    """Return these members of an object, null if it lacks one; any other value unchanged."""
     return {name: item.get(name) for name in fields} if isinstance(item, dict) else item
 
 

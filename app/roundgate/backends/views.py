@@ -46,9 +46,7 @@ def with_views(
 
     Args:
         catalog: the catalog of all back ends.
-        configs: the views.
         origin: the place of the views, for problems.
-        page_size: entries on a page.
 
     Raises:
         ConfigError: lists the problems of all views.
@@ -259,7 +257,6 @@ def _may_begin(start: str, patterns: Sequence[str]) -> bool:
 
 
 def _part(pages: Pages, patterns: Sequence[str], names: Collection[str] = ()) -> Pages:
-    """Return the entries that match a pattern or have one of the names."""
     items = [item for item in pages.items if item[0] in names or _matches_any(item[0], patterns)]
     return Pages(items, pages.size)
 

@@ -107,9 +107,7 @@ def _print_served(file: ConfigFile, snapshot: Snapshot, fetched: dict[str, bytes
         *_unasked_scopes(file, served),
         *_nameless_callers(file),
         *_uncovered(file, served),
-        *_optional_arguments(file, served),
-        *_unknown_arguments(file, served),
-        *_unreadable_arguments(file, served),
+        *_argument_remarks(file, served),
         *_backend_remarks(file, fetched),
         *_dotted_names(file, served),
         *_useless_pages(file, served),
@@ -135,7 +133,6 @@ def _print_servers(snapshot: Snapshot) -> None:
 
 
 def _print_policy(served: Catalog) -> None:
-    """Print each rule with its effect, its calls, and the number of targets that it concerns."""
     if served.policy is None:
         return
     print(f"policy ({len(served.policy.rules)})")
@@ -161,7 +158,6 @@ def _print_policy(served: Catalog) -> None:
 
 
 def _rules_of_targets(served: Catalog) -> Mapping[str, Sequence[Sequence[PolicyRule]]]:
-    """Return the rules that match each tool, prompt, resource and template, by kind."""
     targets: dict[str, list[Sequence[PolicyRule]]] = {"tool": [], "prompt": [], "resource": []}
     targets["tool"] += (
         tool.rules.rules for tool in served.tools.values() if tool.rules is not None
@@ -236,71 +232,64 @@ def _nameless_callers(file: ConfigFile) -> Iterator[Problem]:
             )
 
 
-def _optional_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
-    """Yield a remark for each rule that allows calls by an argument that they may omit, because JSON
+def _argument_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+    """Yield the remarks about the arguments at which rules look."""
+    for number, rule in enumerate(() if served.policy is None else served.policy.rules):
+        schema = rule.config.match.arguments or {}
+        named, required = set(schema.get("properties") or ()), set(schema.get("required") or ())
+        tools = {n: t for n, t in served.tools.items() if t.rules and rule in t.rules.rules}
+        if named or required:
+            place = file.origin.at("policy", number, "allow" if rule.allows else "deny")
+            remarks = [*_optional(tools, named - required)] if rule.allows else []
+            remarks += [*_unknown(file, tools, named | required)]
+            remarks += [*_unreadable(tools, named | required, allows=rule.allows)]
+            for message, remedy in remarks:
+                yield place.at("arguments").problem(message, remedy)
+
+
+def _optional(tools: Mapping[str, ServedTool], names: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield a remark for a rule that allows calls by an argument that they may omit, because JSON
     Schema ignores a missing member."""
-    for number, rule in enumerate(() if served.policy is None else served.policy.rules):
-        schema = rule.config.match.arguments or {}
-        names = set(schema.get("properties") or ()) - set(schema.get("required") or ())
-        for name, tool in served.tools.items():
-            if not rule.allows or tool.rules is None or rule not in tool.rules.rules:
-                continue
-            own = tool.tool.definition["inputSchema"]
-            members = own.get("properties") or {}
-            with_default = {
-                member
-                for member, about in members.items()
-                if isinstance(about, dict) and "default" in about
-            }
-            if omitted := sorted(names - with_default - set(own.get("required") or ())):
-                place = file.origin.at("policy", number, "allow", "arguments")
-                message = f"also matches calls of {name} without {', '.join(omitted)}"
-                yield place.problem(message, f"add `required: [{', '.join(omitted)}]`")
-                break
+    for name, tool in tools.items():
+        own = tool.tool.definition["inputSchema"]
+        members = (own.get("properties") or {}).items()
+        with_default = {n for n, about in members if isinstance(about, dict) and "default" in about}
+        if omitted := ", ".join(sorted(names - with_default - set(own.get("required") or ()))):
+            yield f"also matches calls of {name} without {omitted}", f"add `required: [{omitted}]`"
+            return
 
 
-def _unknown_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
-    """Yield a remark for each rule about an argument that none of its tools has, because a rule that
+def _unknown(
+    file: ConfigFile, tools: Mapping[str, ServedTool], names: set[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield a remark for a rule about an argument that none of its tools has, because a rule that
     denies by it denies nothing."""
-    for number, rule in enumerate(() if served.policy is None else served.policy.rules):
-        schema = rule.config.match.arguments or {}
-        names = {*(schema.get("properties") or ()), *(schema.get("required") or ())}
-        tools = [tool for tool in served.tools.values() if tool.rules and rule in tool.rules.rules]
-        known = [_own_arguments(file, tool) for tool in tools]
-        if not known or None in known:
-            continue
-        if unknown := sorted(names.difference(*(own or () for own in known))):
-            effect = "allow" if rule.allows else "deny"
-            yield file.origin.at("policy", number, effect, "arguments").problem(
-                f"no tool of this rule has an argument {', '.join(unknown)}",
-                "use the names in the schema of the back end, before `override` renames them",
-            )
+    known = [_own_arguments(file, tool) for tool in tools.values()]
+    if not known or None in known:
+        return
+    if unknown := sorted(names.difference(*(own or () for own in known))):
+        yield (
+            f"no tool of this rule has an argument {', '.join(unknown)}",
+            "use the names in the schema of the back end, before `override` renames them",
+        )
 
 
-def _unreadable_arguments(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+def _unreadable(
+    tools: Mapping[str, ServedTool], names: set[str], *, allows: bool
+) -> Iterator[tuple[str, str]]:
     """Yield a remark for each argument that a rule cannot read as its schema says, because a call
     with such a value matches a rule that denies, and no rule that allows."""
-    for number, rule in enumerate(() if served.policy is None else served.policy.rules):
-        schema = rule.config.match.arguments or {}
-        names = {*(schema.get("properties") or ()), *(schema.get("required") or ())}
-        place = file.origin.at("policy", number, "allow" if rule.allows else "deny", "arguments")
-        effect = "no call matches" if rule.allows else "each call matches"
-        for name, tool in served.tools.items():
-            if not tool.rules or rule not in tool.rules.rules or not names:
-                continue
-            if never := sorted(names & tool.tool.unreadable()):
-                message = f"{', '.join(never)} of {name} cannot be read: if the rule looks there, {effect}"
-                remedy = "look at other members, or give the argument a type that JSON has"
-                yield place.problem(message, remedy)
-            if tool.tool.bind is None and (
-                texts := sorted(
-                    names & ambiguous(ArgumentSchema(tool.tool.definition["inputSchema"]))
-                )
-            ):
-                message = f"{', '.join(texts)} of {name} may be text: for a text that reads as another value, {effect}"
-                yield place.problem(
-                    message, "narrow the type in the schema, if the service allows it"
-                )
+    effect = "no call matches" if allows else "each call matches"
+    for name, tool in tools.items():
+        if never := ", ".join(sorted(names & tool.tool.unreadable())):
+            message = f"{never} of {name} cannot be read: if the rule looks there, {effect}"
+            yield message, "look at other members, or give the argument a type that JSON has"
+        schema = ArgumentSchema(tool.tool.definition["inputSchema"])
+        if tool.tool.bind is None and (texts := ", ".join(sorted(names & ambiguous(schema)))):
+            message = (
+                f"{texts} of {name} may be text: for a text that reads as another value, {effect}"
+            )
+            yield message, "narrow the type in the schema, if the service allows it"
 
 
 def _own_arguments(file: ConfigFile, served: ServedTool) -> set[str] | None:
@@ -476,7 +465,6 @@ def _check_keys(using: Settings) -> None:
 
 
 def _sqlite(path: Path) -> Iterator[Problem]:
-    """Yield a problem unless the SQLite file can be written or created."""
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     is_usable = existing.is_file() if existing == path else existing.is_dir()
     if not is_usable or not os.access(existing, os.W_OK):

@@ -49,7 +49,6 @@ class NewService:
         """Return the lines for a document.
 
         Args:
-            openapi: the path of the document.
             taken: the name of the back end that the repository has already.
 
         Raises:
@@ -116,7 +115,6 @@ def _content(openapi: Path) -> bytes:
 
 
 def _name(stem: str, index: Index) -> str:
-    """Return a name for the back end: that of the file, or the host of the service."""
     hosts = [re.sub(r"^.*://|[:/].*$", "", server) for server in index.servers]
     for text in (stem, *(host.removeprefix("api.").rpartition(".")[0] for host in hosts)):
         words = list(re.findall(r"[a-z0-9]+", text.lower()))

@@ -127,7 +127,6 @@ def _explain(arguments: argparse.Namespace, file: ConfigFile, catalog: Catalog) 
 def _explain_item(
     name: str, served: Catalog, principal: Principal, view: str, file: ConfigFile
 ) -> int:
-    """Explain the decision about a prompt, or about the URI of a resource, skill or directory."""
     rules, caller = served.item_rules, Caller(principal)
     assert rules is not None, "there is a policy"
     kind: Kind = "prompt" if name in served.prompts else "resource"
@@ -219,7 +218,6 @@ def _effect(rule: PolicyRule) -> str:
 
 
 def _principal(text: str, file: ConfigFile) -> Principal:
-    """Return a caller, given by its subject, or by the claims of its token as JSON."""
     auth = file.config.auth
     if auth == "none":
         return LOCAL
@@ -292,7 +290,6 @@ def _directory(file: ConfigFile) -> Path:
 
 
 def _replay(paths: Sequence[Path], catalog: Catalog) -> int:
-    """Print the decisions about the recorded calls, counted by tool, prompt or resource."""
     counts: Counter[tuple[str, str, str, str]] = Counter()
     for line in lines_of(files_of(paths)):
         try:
@@ -347,7 +344,6 @@ def _rules_of(kind: Kind, name: str, served: Catalog) -> Sequence[PolicyRule] | 
 
 
 def _verdict(record: Mapping[str, Any], name: str, view: str, catalog: Catalog) -> str:
-    """Return the decision about a recorded call as a text."""
     kind = RECORDED_KINDS[record["method"]]
     if view and view not in catalog.views:
         return f"no such {kind}"

@@ -183,7 +183,6 @@ def _send(number: int, processes: Iterable[Process]) -> None:
 
 
 def _ended_by(exit_code: int | None) -> str:
-    """Return the signal that ended a process, or its exit status."""
     if exit_code is not None and exit_code < 0:
         with suppress(ValueError):
             return signal.Signals(-exit_code).name
@@ -191,7 +190,6 @@ def _ended_by(exit_code: int | None) -> str:
 
 
 def _options(http: HttpConfig, using: Settings, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options for uvicorn."""
     return {
         "host": arguments.host,
         "port": arguments.port,

@@ -129,7 +129,6 @@ async def _work_alone(
 
 
 def _grace_s(using: Settings) -> float:
-    """Return the seconds that steps have after a stop signal."""
     return STOP_GRACE_S if using.drain_s is None else using.drain_s
 
 

@@ -60,7 +60,6 @@ def innermost(error: BaseException) -> tuple[str, int] | None:
 
 
 def _chain(error: BaseException, seen: set[int], indent: str) -> Iterator[str]:
-    """Yield the lines of an exception, of the members of a group, and of its cause."""
     seen.add(id(error))
     yield from (_indented(line, indent) for line in _exception_lines(error))
     if isinstance(error, BaseExceptionGroup):

@@ -34,7 +34,7 @@ from roundgate.observability.metrics import instruments
 from roundgate.observability.tracing import (
     KEYS,
     MAX_TARGET,
-    OpenTelemetry,
+    Tracing,
     current_carrier,
     fail,
     set_up,
@@ -178,7 +178,7 @@ class _Kind(Struct):
 
 @contextmanager
 def _noted(
-    kind: _Kind, spans: OpenTelemetry | None, record: RecordRequest | None
+    kind: _Kind, spans: Tracing | None, record: RecordRequest | None
 ) -> Iterator[OutgoingRequest]:
     """Make the span of a request, if there is an SDK, and record its end with its outcome."""
     began, attributes = time.perf_counter(), {**kind.shared, **kind.attributes}
@@ -206,7 +206,6 @@ def client_span(
     Args:
         message: the JSON-RPC message, to which the span's context is added.
         version: the revision of the request.
-        peer: the server.
         session: the id of the session at the server; `None` without one.
     """
     spans, record = _spans(), _recorder() if message["method"] in RECORDED else None
@@ -251,8 +250,6 @@ def http_span(
     return a substitute.
 
     Args:
-        method: the HTTP method.
-        base_url: the URL of the back end.
         route: the path with the names of its variables, whose values are arguments; empty if it is
             not known.
         headers: the headers of the request, to which the span's context is added.
@@ -320,7 +317,6 @@ def continued_request(peer: Peer, answers: Any) -> AbstractContextManager[Outgoi
     no span, because it has one in the other process.
 
     Args:
-        peer: the server.
         answers: the answers to the server's questions, for the digest in the audit log.
     """
     record = _recorder()
@@ -340,9 +336,9 @@ def client_session_ended(took_s: float, version: str | None, peer: Peer) -> None
         made.client_sessions.record(took_s, facts)
 
 
-def _spans() -> OpenTelemetry | None:
+def _spans() -> Tracing | None:
     made = set_up()
-    return made if isinstance(made, OpenTelemetry) else None
+    return None if made.tracer is None else made
 
 
 def _recorder() -> RecordRequest | None:

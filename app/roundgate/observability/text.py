@@ -64,7 +64,6 @@ class TextFormatter(logging.Formatter):
         return "\n".join([f"{at}  {text}", *self._below(record, fields)])
 
     def _answered(self, message: str, fields: Mapping[str, Any]) -> str:
-        """Return the line of a request or of a worker's turn at a task."""
         outcome = str(fields["outcome"])
         subject = " ".join(str(fields.get(key, "")) for key in ("method", "name")).strip()
         subject = escaped(f"task {subject}" if message == "task" else subject or "request")
@@ -90,7 +89,6 @@ class TextFormatter(logging.Formatter):
             yield self._paint("trace=", "dim") + escaped(_trace_id(str(trace)))
 
     def _below(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the lines for lists of texts and for the exception."""
         for value in fields.values():
             if _is_list_of_texts(value):
                 for line in "\n".join(value).splitlines():
@@ -126,5 +124,4 @@ def _trace_id(trace: str) -> str:
 
 
 def _time_of_day(seconds: float) -> str:
-    """Return the local time of day to the millisecond."""
     return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds * 1000) % 1000:03d}"

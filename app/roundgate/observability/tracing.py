@@ -122,7 +122,10 @@ _NO_TRACE: Final = nullcontext(PassedOn({}))
 
 
 class Tracing:
-    """A factory of spans. Without an SDK, it makes substitutes."""
+    """A factory of spans; of substitutes without a tracer of OpenTelemetry."""
+
+    def __init__(self, tracer: Any = None) -> None:
+        self.tracer = tracer
 
     def request(
         self,
@@ -137,7 +140,6 @@ class Tracing:
         """Return the span of one request, and record its duration.
 
         Args:
-            operation: the request.
             trace: the trace context in its `_meta`.
             transport: the HTTP exchange of the request.
             correlation: the ids of the call, which has the tool that really ran at the end.
@@ -145,42 +147,18 @@ class Tracing:
                 name may become part of names and metrics.
             session: the id of the session; `None` without one.
         """
-        return _passed_on(trace) if trace else _NO_TRACE
+        if self.tracer is None:
+            return _passed_on(trace) if trace else _NO_TRACE
+        return self._request(operation, trace, transport, correlation, knows, session)
 
     def turn(
         self, origin: Mapping[str, str], correlation: Correlation, number: int
     ) -> AbstractContextManager[Span]:
         """Return the span of a task's turn with this number. The span links to `origin`, the request
         in which the call began."""
-        return _passed_on(origin) if origin else _NO_TRACE
-
-
-@contextmanager
-def _passed_on(trace: Mapping[str, str]) -> Iterator[Span]:
-    with _named_in_the_log(trace):
-        yield PassedOn(trace)
-
-
-@contextmanager
-def _named_in_the_log(carrier: Mapping[str, str]) -> Iterator[None]:
-    """Add the trace to every line that is logged within the block."""
-    token = TRACE.set(carrier.get("traceparent"))
-    try:
-        yield
-    finally:
-        TRACE.reset(token)
-
-
-_NO_TRACING: Final = Tracing()
-
-
-class OpenTelemetry(Tracing):
-    """Tracing with an SDK."""
-
-    def __init__(self) -> None:
-        from opentelemetry import trace
-
-        self._tracer = trace.get_tracer("roundgate")
+        if self.tracer is None:
+            return _passed_on(origin) if origin else _NO_TRACE
+        return self._turn(origin, correlation, number)
 
     def span(
         self,
@@ -192,7 +170,7 @@ class OpenTelemetry(Tracing):
         """Return a span of OpenTelemetry."""
         from opentelemetry.trace import SpanKind
 
-        span: AbstractContextManager[Any] = self._tracer.start_as_current_span(
+        span: AbstractContextManager[Any] = self.tracer.start_as_current_span(
             name,
             kind=SpanKind[kind],
             attributes=attributes,
@@ -203,15 +181,14 @@ class OpenTelemetry(Tracing):
         return span
 
     @contextmanager
-    def request(
+    def _request(
         self,
         operation: TracedOperation,
         trace: Mapping[str, str],
         transport: TracedTransport,
         correlation: Correlation,
-        *,
         knows: Callable[[str, str], bool],
-        session: str | None = None,
+        session: str | None,
     ) -> Iterator[Span]:
         method, target = known_method(operation.method), operation.name
         attribute = target_attribute(method)
@@ -277,7 +254,7 @@ class OpenTelemetry(Tracing):
             context.detach(token)
 
     @contextmanager
-    def turn(
+    def _turn(
         self, origin: Mapping[str, str], correlation: Correlation, number: int
     ) -> Iterator[Span]:
         attributes: dict[str, str | int] = {
@@ -290,6 +267,22 @@ class OpenTelemetry(Tracing):
             turn_span.link(origin)
             with turn_span.timed(), _named_in_the_log(turn_span.carrier()):
                 yield turn_span
+
+
+@contextmanager
+def _passed_on(trace: Mapping[str, str]) -> Iterator[Span]:
+    with _named_in_the_log(trace):
+        yield PassedOn(trace)
+
+
+@contextmanager
+def _named_in_the_log(carrier: Mapping[str, str]) -> Iterator[None]:
+    """Add the trace to every line that is logged within the block."""
+    token = TRACE.set(carrier.get("traceparent"))
+    try:
+        yield
+    finally:
+        TRACE.reset(token)
 
 
 class _ServerSpan:
@@ -404,7 +397,6 @@ def fail(span: Any, message: str | None) -> None:
 
 
 def _add_ids(span: Any, ids: Correlation) -> None:
-    """Add the ids by which the lines of the call are found in the log."""
     if ids.known_call_id is not None:
         span.set_attribute("roundgate.call.id", ids.known_call_id)
     if ids.task is not None:
@@ -421,7 +413,6 @@ def current_carrier() -> dict[str, str]:
 
 
 def _in_headers(transport: TracedTransport) -> dict[str, str]:
-    """Return the trace context in the headers of the HTTP request."""
     headers = transport.headers
     values = {name.decode(): headers.get(name, b"") for name in _HEADERS}
     return {
@@ -431,7 +422,8 @@ def _in_headers(transport: TracedTransport) -> dict[str, str]:
     }
 
 
-_made: tuple[Any, OpenTelemetry] | None = None
+_NO_TRACING: Final = Tracing()
+_made: tuple[Any, Tracing] | None = None
 
 
 def set_up() -> Tracing:
@@ -443,7 +435,7 @@ def set_up() -> Tracing:
 
     provider = trace.get_tracer_provider()
     if _made is None or _made[0] is not provider:
-        _made = provider, OpenTelemetry()
+        _made = provider, Tracing(trace.get_tracer("roundgate"))
     return _made[1]
 
 

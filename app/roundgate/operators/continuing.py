@@ -49,8 +49,6 @@ async def retry(
 
     Args:
         store: the store of both tasks.
-        ref: the task that ended.
-        now_ms: the current time, in milliseconds since the epoch.
         from_step: the place to continue from, if not the failed step.
 
     Raises:

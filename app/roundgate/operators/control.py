@@ -272,7 +272,6 @@ class TaskControl:
         return "is queued; a worker that ran it can no longer write to it"
 
     async def _retry(self, ref: TaskRef, fence: int | None) -> str:
-        """Retry a task at the failed step that ended it, or requeue a parked task."""
         now_ms = self.clock.now_ms()
         record = await self.store.read(ref, now_ms)
         if record is None or record.ending is not Ending.STEP_FAILED:
@@ -331,7 +330,6 @@ class TaskControl:
     def _approval(
         self, ref: TaskRef, answers: Mapping[str, Any]
     ) -> Callable[[], Awaitable[AnswersTaken]]:
-        """Return the act that answers an approval, which only the caller of the tool may give."""
         operator = self.principal
         if operator is None or not (
             views := [view for view in self.views if task_owner(operator, view) == ref.owner]

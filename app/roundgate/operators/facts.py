@@ -152,7 +152,6 @@ def task_facts(
 
 
 def _last_failure(steps: Sequence[StepDone], *, shows_values: bool) -> dict[str, Any] | None:
-    """Return the last failure of a step, with the command that finds its lines in the log."""
     failed = [(step, step.failure) for step in steps if step.failure is not None]
     if not failed:
         return None

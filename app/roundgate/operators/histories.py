@@ -18,14 +18,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from roundgate import json, replay
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.clock import Clock
 from roundgate.errors import ParseError
 from roundgate.operators.finding import tasks_with_work
-from roundgate.protocol import OPEN, Status
+from roundgate.protocol import OPEN, Status, without_none
 from roundgate.settings.redacting import SHOWN, Secrets
 from roundgate.storage import TaskRecord, Wanted, Work
 from roundgate.tasks.call import TaskCall
@@ -82,8 +82,7 @@ class History(Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the history as a JSON object."""
-        members = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {"history": FORMAT} | {n: value for n, value in members.items() if value is not None}
+        return {"history": FORMAT, **without_none(**asdict(self))}
 
     @classmethod
     def from_json(cls, value: Any) -> History:
@@ -242,9 +241,6 @@ async def export(
     """Yield the histories of the tasks that a search selects, or why one is skipped.
 
     Args:
-        store: the tasks.
-        wanted: the search.
-        clock: the clock of the export.
         redact: the names of members whose values are redacted, as the values of members with a
             secret-looking name are; `None` for outlines.
     """

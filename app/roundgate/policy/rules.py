@@ -221,7 +221,6 @@ class ToolRules(Struct, frozen=True):
         """Check a call with its arguments.
 
         Args:
-            caller: the caller.
             arguments: returns the arguments; called only if a rule looks at them.
 
         Raises:
@@ -298,7 +297,6 @@ class Policy(Struct, frozen=True):
 
         Args:
             definition: the tool's definition, with the hints that the endpoint lists.
-            name: its whole name.
             backend: the name of its back end; empty for the gateway's own tools.
             view: the name of the endpoint's view; empty for the endpoint of all tools.
         """

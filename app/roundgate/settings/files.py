@@ -53,6 +53,13 @@ def open_private(file: Path) -> int:
     return descriptor
 
 
+def write_whole(file: Path, data: bytes) -> None:
+    """Replace the content of a file at once, because a gateway may read it at the same time."""
+    fresh = file.with_name(f"{file.name}.new")
+    fresh.write_bytes(data)
+    os.replace(fresh, file)
+
+
 def read_regular(file: Path, encoding: str = "utf-8") -> str:
     """Return the text of a regular file or of a link to one.
 

@@ -110,7 +110,6 @@ def _remedy_for_unknown(loc: Sequence[str | int], model: type[BaseModel]) -> str
 
 
 def _models_at(loc: Sequence[str | int], model: type[BaseModel]) -> Sequence[type[BaseModel]]:
-    """Return the possible models of the setting at `loc` below `model`."""
     models: Sequence[type[BaseModel]] = (model,)
     for step in loc:
         fields = [

@@ -160,7 +160,6 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
 
 
 def _mending(text: bytes, complaint: str, mark: Any) -> str:
-    """Return the remedy for a syntax error, given the parser's message and mark."""
     if "cannot start any token" in complaint:
         lines = text.decode("utf-8", "replace").splitlines()
         sign = lines[mark.line][mark.column : mark.column + 1] if mark.line < len(lines) else ""
@@ -237,7 +236,6 @@ def check_cost(text: bytes, *, max_values: int, max_aliased: int) -> None:
     """Check that a YAML text can be read at an acceptable cost.
 
     Args:
-        text: the YAML text.
         max_values: the limit on values and keys, including those that aliases repeat.
         max_aliased: the limit on values and keys that aliases repeat; 0 forbids aliases.
 

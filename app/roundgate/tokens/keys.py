@@ -82,7 +82,6 @@ def from_file(
     only.
 
     Args:
-        path: the file.
         what: the name of the file in an error.
         remedy: the remedy if the file cannot be used.
 

@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.audit.records import FIRST, ChainCheckpoint, hash_of, line_of
+from roundgate.audit.records import FIRST, ChainCheckpoint, hash_of
 from roundgate.audit.verifying import Line, Report, records_of_call, verify
+from roundgate.json import encode
 from tests.support.command import roundgate
+
+
+def line_of(
+    chain: str, number: int, prev: str, at: str, event: str, facts: dict[str, Any]
+) -> bytes:
+    """A record as a line without its end."""
+    return encode({"chain": chain, "n": number, "prev": prev, "at": at, "event": event, **facts})
 
 
 def chain(name: str = "one", length: int = 6) -> list[bytes]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -47,6 +46,7 @@ from roundgate.backends.base import Offering, Shared, Tool
 from roundgate.backends.config import NAME_PATTERN
 from roundgate.protocol import Schema
 from roundgate.settings import Origin
+from roundgate.settings.files import write_whole
 
 log = logging.getLogger("roundgate.backends")
 
@@ -361,10 +361,7 @@ def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
         raise errors.ConfigError([description_problem(error, config, origin)]) from None
     tools, problems = read_described_tools(descriptions, config, origin)
     path = index_path(config, origin)
-    # replace the file atomically, so that a starting gateway reads a complete index
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_bytes(write_index(descriptions, config))
-    os.replace(fresh, path)
+    write_whole(path, write_index(descriptions, config))
     summary = f"{config.name}: {len(tools)} tools, {len(problems)} left out: {path}"
     return "\n".join([*map(str, problems), summary])
 

@@ -261,7 +261,6 @@ class Functions:
         """Return the function's result or its own error.
 
         Args:
-            invocation: the invocation.
             timeout_s: seconds for all attempts.
             caller: the caller; its share of the threads is limited.
 
@@ -397,7 +396,6 @@ class Functions:
 
 
 def _log_call(target: FunctionTarget, done: Any, took_ms: float) -> None:
-    """Log a call of AWS Lambda without its content."""
     if not log.isEnabledFor(logging.DEBUG):
         return
     status: Any = 200
@@ -431,7 +429,6 @@ def _tried(work: Callable[[], Any]) -> Any:
 
 
 def _check_knows_durable(client: Any) -> None:
-    """Raise BackendError if boto3 is too old for durable functions."""
     if not hasattr(client, "get_durable_execution"):
         raise BackendError(
             "The gateway's boto3 does not support durable functions; the operator must install a newer version"

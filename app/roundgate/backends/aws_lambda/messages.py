@@ -58,7 +58,6 @@ def facts(
 
     Args:
         tool: the full name of the tool.
-        principal: the caller.
         key: the idempotency key, the same for each attempt; `None` if the call only asks about a
         job.
         exchange: the number in a dialogue, from 1.
@@ -115,7 +114,6 @@ def make_payload(
 
     Args:
         config: the members besides the arguments.
-        arguments: the arguments of the call.
         facts: the facts of the client context.
 
     Raises:

@@ -6,7 +6,6 @@ remedy. It offers the others.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
@@ -53,6 +52,7 @@ from roundgate.errors import ConfigError, Problem, UnreadableDocument
 from roundgate.json import encode
 from roundgate.protocol import Schema, without_none
 from roundgate.settings import Origin
+from roundgate.settings.files import write_whole
 
 MAX_NAME: Final = 64
 MAX_NAMED: Final = 5
@@ -70,10 +70,7 @@ def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
     index = compiled(config, origin, fetches=True)
     data = write(index)
     path = index_path(config, origin)
-    # replace the file atomically, so that a starting gateway reads a complete index
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_bytes(data)
-    os.replace(fresh, path)
+    write_whole(path, data)
     seconds = (clock.monotonic_ms() - started) / 1000
     counts = f"{len(index.rows)} operations, {index.left_out} left out"
     summary = f"{config.name}: {counts}, {len(data):,} bytes, {seconds:.1f} s: {path}"
@@ -90,7 +87,6 @@ def compiled(
     """Return a new index of a back end.
 
     Args:
-        config: the back end's settings.
         origin: the place of `config`, for problems.
         fetches: whether to fetch documents by URL.
         fetched: fetched documents, by URL; newly fetched documents are added.
@@ -110,7 +106,6 @@ def compile_index(
     """Return the index of a back end's documents.
 
     Args:
-        config: the back end's settings.
         origin: the place of `config`, for problems.
         fetch: the function that fetches documents by URL; `None` allows files only.
 
@@ -220,7 +215,6 @@ class _Compiler:
         return documents
 
     def _actions(self) -> list[OverlayAction]:
-        """Return the actions of all overlays, or raise ConfigError."""
         actions: list[OverlayAction] = []
         for number, place in enumerate(self._config.overlay):
             uri = _uri(place, self._origin.base_dir)
@@ -358,7 +352,6 @@ class _Compiler:
 
 
 def _operations_named(operations: Sequence[Identity]) -> str:
-    """Return the first operations by method and path, and the number of the others."""
     each = list(dict.fromkeys(f"{operation.method} {operation.path}" for operation in operations))
     more = [f"{len(each) - MAX_NAMED} more operations"] if len(each) > MAX_NAMED else []
     return ", ".join([*each[:MAX_NAMED], *more])

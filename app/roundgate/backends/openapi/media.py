@@ -98,7 +98,6 @@ class Bodies(Struct, frozen=True):
 
         Args:
             uri: the document's URI, against which references are resolved.
-            content: the media types.
             required: whether a request must have a body.
             taken: names of other arguments.
 

@@ -188,7 +188,6 @@ def _at(document: Any, location: Location) -> Any:
 
 
 def _count(value: Any) -> int:
-    """Return the number of values in a value, including itself."""
     count, waiting = 0, [value]
     while waiting:
         current = waiting.pop()

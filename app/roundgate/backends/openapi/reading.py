@@ -483,7 +483,6 @@ def _title(summary: Any) -> str | None:
 
 
 def _description(value: Mapping[str, Any], raw: FoundOperation, scopes: str) -> str:
-    """Return a non-empty description of a tool, shortened if it is long."""
     summary, description = (str(value.get(key) or "").strip() for key in ("summary", "description"))
     text = description if summary in description else f"{summary}\n\n{description}".strip()
     text = text or f"{raw.identity.method} {raw.identity.path}"

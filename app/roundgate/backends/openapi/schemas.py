@@ -281,7 +281,6 @@ class Schemas:
         return not any(part.get(absent) is True for _, part in self._composed(uri, member))
 
     def _hidden(self, uri: str, schema: Json) -> frozenset[str]:
-        """Return the members of an object and its parts that do not belong to this direction."""
         return frozenset(
             name
             for where, part in self._composed(uri, schema)

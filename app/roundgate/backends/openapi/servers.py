@@ -144,8 +144,6 @@ def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | Non
     document's own server can be used.
 
     Args:
-        raw: the document.
-        name: the file's name.
         otherwise: the URL to return if the document names no usable server.
 
     Raises:

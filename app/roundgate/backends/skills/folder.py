@@ -242,7 +242,6 @@ def read_skills(root: Path, name: str) -> tuple[Skills, list[UnusableSkill]]:
     """Return the skills of a folder, and the problems of files that cannot be served.
 
     Args:
-        root: the folder.
         name: the name of the back end, with which every path begins.
     """
     reader = _FolderReader(root, SCHEME + name)
@@ -275,14 +274,12 @@ def read_skills(root: Path, name: str) -> tuple[Skills, list[UnusableSkill]]:
 
 
 def _check_name(name: str, uri: str) -> None:
-    """Raise ValueError unless the name of a skill equals the name of its folder in its URI."""
     segment = uri.removesuffix(f"/{SKILL_FILE}").rpartition("/")[2]
     if name != segment:
         raise ValueError(f"has the name {name!r}, but its folder has the name {segment!r}")
 
 
 def _excess(folder: Path, manifest: Sequence[Mapping[str, Any]]) -> UnusableSkill | None:
-    """Return the problem of a skill that exceeds the limits of hosts, or `None`."""
     size = sum(file["size"] for file in manifest)
     if len(manifest) <= MAX_FILES and size <= MAX_BYTES:
         return None
