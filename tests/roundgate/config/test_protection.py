@@ -132,7 +132,8 @@ def test_so_are_limits_auth_and_rate(tmp_path: Path) -> None:
 
 
 def test_any_change_of_the_rules_counts(tmp_path: Path) -> None:
-    deny, allow = {"deny": {"tool": "drop"}}, {"allow": {}}
+    deny: dict[str, Any] = {"deny": {"tool": "drop"}}
+    allow: dict[str, Any] = {"allow": {}}
     old = protected(tmp_path, {}, policy=[deny, allow])
     assert changed(old, protected(tmp_path, {}, policy=[allow, deny])) == [
         "policy: policy has changed"
