@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, help="repeat a run's choices (default: a new one, printed)"
     )
-    stores = ("sqlite", "dynamodb", "postgres", "all")
+    stores = ("sqlite", "dynamodb", "postgres", *tasks.POOLED, "all")
     parser.add_argument(
         "--store",
         choices=stores,

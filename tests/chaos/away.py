@@ -1,7 +1,7 @@
 """`scripts/chaos away`: the store is away while a gateway and a worker serve live traffic.
 
     sqlite    another process holds the lock of the file, for longer than a writer waits
-    postgres  the server is stopped and started
+    postgres  the server is stopped and started; so behind PgBouncer
     dynamodb  the network to DynamoDB Local is silent, then refuses connections
 
 Must hold: calls that need no store (plain, of steps, streams, questions) all end rightly; others get
@@ -57,8 +57,7 @@ async def _away(
 ) -> AsyncIterator[None]:
     """Take the store away for `seconds`, which the block may look at; then give it back."""
     ends = asyncio.get_running_loop().time() + seconds
-    if kind == "postgres":
-        assert shared.database is not None
+    if shared.database is not None:
         await asyncio.to_thread(shared.database.stop)
         yield
         await asyncio.sleep(max(0, ends - asyncio.get_running_loop().time()))
@@ -102,7 +101,8 @@ async def outlasted(
         )
         await asyncio.to_thread(wait_until_it_answers, gateway)
         async with connections() as http:
-            words = f"{MAY_REFUSE[kind]}|task of this call could not be written"
+            refusal = MAY_REFUSE["postgres" if shared.database else kind]
+            words = f"{refusal}|task of this call could not be written"
             refusals = dict.fromkeys(("task", "tasks/get"), words)
             clients = Clients(http, f"{gateway.url}/mcp", told, dice, LONGEST_S, refusals)
             async with clients.calling(KINDS, at_once):

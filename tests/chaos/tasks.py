@@ -14,16 +14,24 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import httpx
 
 from bench import postgresql
 from tests.chaos.fleet import ROOT, Fleet
 from tests.chaos.orders import CONFIG, Client, Told, all_of, report
+from tests.support import pgbouncer
+
+POOLED: Final[Mapping[str, pgbouncer.Mode]] = {
+    "pgbouncer-session": "session",
+    "pgbouncer-transaction": "transaction",
+}
+"""PostgreSQL behind PgBouncer; only if it is asked for by name."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,10 @@ def store(kind: str, directory: Path) -> Iterator[Shared]:
     if kind == "postgres":
         with postgresql.server() as server:
             yield Shared(keys | {"GATEWAY_STORE": server.url}, server)
+        return
+    if kind in POOLED:
+        with postgresql.server() as server, pgbouncer.pooler(server, POOLED[kind]) as pooler:
+            yield Shared(keys | {"GATEWAY_STORE": pooler.url}, server)
         return
     subprocess.run([ROOT / "scripts/tools", "dynamodb-local", "--install"], check=True)
     from tests.support.dynamodb import emulator
@@ -112,7 +124,9 @@ def stores(arguments: argparse.Namespace) -> Iterator[str]:
     ):
         if kind == "dynamodb" and not has_java():
             print("\nskipped: DynamoDB Local needs Java 17")
-        elif kind == "postgres" and (reason := postgresql.why_not()):
+        elif kind in ("postgres", *POOLED) and (reason := postgresql.why_not()):
+            print(f"\nskipped: {reason}")
+        elif kind in POOLED and (reason := pgbouncer.why_not(POOLED[kind])):
             print(f"\nskipped: {reason}")
         else:
             yield kind

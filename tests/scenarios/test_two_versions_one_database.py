@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from tests.scenarios.conftest import Agency, clients
 from tests.support import wire
+from tests.support.pgbouncer import pooler, why_not
 from tests.support.postgresql import postgresql as postgresql
 from tests.support.postgresql import postgresql_server as postgresql_server
 from tests.support.rounds import accept, retry, tool, valid_input_required
@@ -76,13 +78,28 @@ def replicas(agency: Agency, app: Path) -> tuple[Server, Server]:
     return agency.gateway(), agency.worker()
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "session", "transaction"])
+def database(request: pytest.FixtureRequest, agency: Agency) -> Iterator[str]:
+    """The URL of the agency's store: SQLite, PostgreSQL, or PostgreSQL behind a mode of PgBouncer."""
+    store = request.param
+    with ExitStack() as stack:
+        if store != "sqlite":
+            if store != "postgresql" and (reason := why_not(store)):
+                pytest.skip(reason)
+            server = request.getfixturevalue("postgresql")
+            drop = "drop schema if exists roundgate cascade"
+            server.execute(drop)
+            stack.callback(server.execute, drop)
+            if store != "postgresql":
+                server = stack.enter_context(pooler(server, store))
+            agency.environment["GATEWAY_STORE"] = server.url
+        stack.callback(agency.close)
+        yield agency.shared["GATEWAY_STORE"]
+
+
 async def test_an_upgrade_that_adds_a_column_can_be_rolled_out_and_undone(
-    store: str, agency: Agency, tmp_path: Path, request: pytest.FixtureRequest
+    database: str, agency: Agency, tmp_path: Path
 ) -> None:
-    if store == "postgresql":
-        agency.environment["GATEWAY_STORE"] = request.getfixturevalue("postgresql").url
-    url = agency.shared["GATEWAY_STORE"]
     newer = next_version(tmp_path)
     old, old_worker = replicas(agency, APP)
 
@@ -92,7 +109,7 @@ async def test_an_upgrade_that_adds_a_column_can_be_rolled_out_and_undone(
         await at_old.asked(asked_by_old)
         begun_on_old = await at_old.begin("tour", days=4)
         await agency.has_done("day 2")
-        before = await version_of_tables(url)
+        before = await version_of_tables(database)
 
         new, new_worker = replicas(agency, newer)
         assert old_worker.stop() == 0
@@ -100,7 +117,7 @@ async def test_an_upgrade_that_adds_a_column_can_be_rolled_out_and_undone(
             await book(at_new, "Oslo", oslo)
             await tour(at_new, asked_by_old, 0)
             await tour(at_old, begun_on_old, 4)
-            assert await version_of_tables(url) == before + 1
+            assert await version_of_tables(database) == before + 1
             bergen = await ask_to_book(at_new, "Bergen")
             asked_by_new = await at_new.begin("tour", days=0)
             await at_new.asked(asked_by_new)
@@ -116,7 +133,7 @@ async def test_an_upgrade_that_adds_a_column_can_be_rolled_out_and_undone(
         await tour(after, asked_by_new, 0)
         await tour(after, begun_on_new, 8)
         await tour(after, await after.begin("tour", days=1), 1)
-    assert await version_of_tables(url) == before + 1
+    assert await version_of_tables(database) == before + 1
 
     days = [line for line in agency.diary if line.startswith("day")]
     assert days == [f"day {day}" for count in (4, 8, 1) for day in range(1, count + 1)]
