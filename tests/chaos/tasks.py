@@ -124,9 +124,11 @@ def stores(arguments: argparse.Namespace) -> Iterator[str]:
     ):
         if kind == "dynamodb" and not has_java():
             print("\nskipped: DynamoDB Local needs Java 17")
-        elif kind in ("postgres", *POOLED) and (reason := postgresql.why_not()):
+        elif kind == "postgres" and (reason := postgresql.why_not()):
             print(f"\nskipped: {reason}")
-        elif kind in POOLED and (reason := pgbouncer.why_not(POOLED[kind])):
+        elif kind not in POOLED:
+            yield kind
+        elif reason := pgbouncer.why_not(POOLED[kind]):
             print(f"\nskipped: {reason}")
         else:
             yield kind

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from bench import postgresql
 from tests.support.documents import ROOT, blocks
 from tests.support.postgresql import Server
 
@@ -91,6 +92,8 @@ class Pooled:
 
 def why_not(mode: Mode) -> str | None:
     """Return why a mode cannot be tested on this machine, or `None`."""
+    if reason := postgresql.why_not():
+        return reason
     version, path = _newest()
     if not path:
         return "PgBouncer is not installed: apt-get install pgbouncer"

@@ -54,6 +54,10 @@ class TestPooledOnce(test_postgres.TestPostgresOnce):
     """The contract of `once`."""
 
 
+class TestPooledVersions(test_postgres.TestPostgresVersions):
+    """The contract of versions."""
+
+
 class TestPooledAccounts(test_postgres.TestPostgresAccounts):
     """The contract of accounts."""
 

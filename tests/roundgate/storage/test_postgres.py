@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -54,6 +55,7 @@ from tests.roundgate.storage.task_contract import (
     working,
 )
 from tests.roundgate.storage.test_sqlite_plans import of_owners, of_workers
+from tests.roundgate.storage.version_contract import COLUMN, FILLED, Opened, VersionContract
 from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.postgresql import Server
 
@@ -362,6 +364,35 @@ class TestPostgresQueue(queue_contract.DatabaseQueueContract):
                 await asyncio.sleep(0.1)
 
 
+class TestPostgresVersions(VersionContract):
+    """The contract of versions."""
+
+    @pytest.fixture
+    def opened(
+        self,
+        postgresql: Server,
+        connect: Connect,
+        clock: FixedClock,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Iterator[Opened]:
+        scripts = (*MIGRATIONS, COLUMN, FILLED)
+        drop = "drop schema if exists roundgate cascade"
+        postgresql.execute(drop)
+
+        async def open_some(
+            version: int, min_version: int = 1, processes: int = 1
+        ) -> list[PostgresSessions]:
+            stores = [PostgresSessions(connect(), clock) for _ in range(processes)]
+            migrates = partial(migrate, scripts=scripts[:version], min_version=min_version)
+            with monkeypatch.context() as patched:
+                patched.setattr(limits, "migrate", migrates)
+                await asyncio.gather(*(store.read("key") for store in stores))
+            return stores
+
+        yield open_some
+        postgresql.execute(drop)
+
+
 class TestTables:
     """Versions of the tables."""
 
@@ -387,24 +418,6 @@ class TestTables:
             Unavailable, match=r"version 2, this version uses 1\); use that version"
         ):
             await migrate(connection)
-
-    async def test_tables_of_a_later_version_are_used_as_long_as_that_version_allows(
-        self, connection: Any, connect: Connect, clock: FixedClock
-    ) -> None:
-        older = PostgresSessions(connect(), clock)
-        assert await older.put_new("before", b"", LATER)
-        await migrate(
-            connection,
-            (*MIGRATIONS, "alter table sessions add column owner text not null default '?'"),
-        )
-        started_later = PostgresSessions(connect(), clock)
-        assert await started_later.put_new("after", b"", LATER)
-        assert set(await older.read_values(["before", "after"])) == {"before", "after"}
-        row = await connection.fetchrow("select version, min_version from roundgate.store")
-        assert tuple(row) == (2, 1)
-        await connection.execute("update roundgate.store set min_version = 2")
-        with pytest.raises(Unavailable, match="another version of the gateway"):
-            await PostgresSessions(connect(), clock).read("after")
 
     async def test_tables_that_another_script_made_are_refused(self, connection: Any) -> None:
         await migrate(connection, ("-- before they were settled\n" + MIGRATIONS[0],))

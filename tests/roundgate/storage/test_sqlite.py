@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from roundgate.storage.sqlite.database import (
 )
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.roundgate.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims, claimed
+from tests.roundgate.storage.version_contract import COLUMN, FILLED, Opened, VersionContract
 from tests.support.clocks import FixedClock
 
 _CLAIM = """
@@ -110,6 +112,32 @@ class TestSqliteOnce(OnceStoreContract):
     def test_making_a_store_touches_no_file(self, path: Path, clock: FixedClock) -> None:
         SqliteSessions(SqliteDatabase(path), clock)
         assert not path.parent.exists()
+
+
+class TestSqliteVersions(VersionContract):
+    """The contract of versions."""
+
+    @pytest.fixture
+    async def opened(
+        self, path: Path, clock: FixedClock, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[Opened]:
+        made: list[SqliteSessions] = []
+        scripts = (*MIGRATIONS, COLUMN, FILLED)
+
+        async def open_some(
+            version: int, min_version: int = 1, processes: int = 1
+        ) -> list[SqliteSessions]:
+            stores = [SqliteSessions(SqliteDatabase(path), clock) for _ in range(processes)]
+            made.extend(stores)
+            migrates = partial(migrate, scripts=scripts[:version], min_version=min_version)
+            with monkeypatch.context() as patched:
+                patched.setattr(f"{migrate.__module__}.migrate", migrates)
+                await asyncio.gather(*(store.read("key") for store in stores))
+            return stores
+
+        yield open_some
+        for store in made:
+            await store.aclose()
 
 
 async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> None:
@@ -210,24 +238,6 @@ async def test_a_file_that_is_no_database_is_said_by_whoever_reads_or_writes(
     assert file.read_text().startswith("What was bought"), "it is left as it is"
 
 
-@pytest.mark.parametrize("version", [8, 999])
-async def test_a_file_of_another_version_is_left_alone_and_says_so(
-    path: Path, version: int
-) -> None:
-    store = SqliteSessions(SqliteDatabase(path), FixedClock())
-    assert await store.put_new("t", b"", LATER)
-    await store.aclose()
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute(f"pragma user_version = {version}")
-        db.execute(f"update compatible set min_version = {version}")
-    store = SqliteSessions(SqliteDatabase(path), FixedClock())
-    with pytest.raises(
-        Unavailable, match=rf"written by another version .* \(file version {version}"
-    ):
-        await store.read("t")
-    await store.aclose()
-
-
 async def test_a_file_with_other_tables_of_the_same_version_is_refused(path: Path) -> None:
     store = SqliteSessions(SqliteDatabase(path), FixedClock())
     assert await store.put_new("t", b"", LATER)
@@ -257,33 +267,6 @@ async def test_a_file_of_an_earlier_version_is_migrated_and_keeps_its_rows(path:
         rows = db.execute("select key, owner from sessions").fetchall()
         assert (rows, db.execute("select * from two").fetchall()) == ([("token", "?")], [])
     assert "file version 2, this version reads 1" in (other_version(path) or "")
-
-
-async def test_a_file_of_a_later_version_is_used_as_long_as_that_version_allows(
-    path: Path,
-) -> None:
-    """Old and new processes take turns, and the older one never takes the version back."""
-    later = (*MIGRATIONS, "alter table sessions add column owner text not null default '?'")
-    older = SqliteSessions(SqliteDatabase(path), FixedClock())
-    assert await older.put_new("before", b"", LATER)
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        assert migrate(db, path, later) is False
-    started_later = SqliteSessions(SqliteDatabase(path), FixedClock())
-    assert other_version(path) is None
-    assert await started_later.put_new("after", b"", LATER)
-    assert set(await older.read_values(["before", "after"])) == {"before", "after"}
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("pragma user_version").fetchone() == (2,)
-        assert db.execute("select key, owner from sessions where key = 'after'").fetchall() == [
-            ("after", "?")
-        ]
-        db.execute("update compatible set min_version = 2")
-        db.commit()
-    await started_later.aclose()
-    await older.aclose()
-    with pytest.raises(Unavailable, match="file version 2, this version reads 1"):
-        await started_later.read("after")
-    await started_later.aclose()
 
 
 async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:

@@ -28,6 +28,6 @@ def open_store(opening: Opening) -> Ports:
         StoreFacts(
             [table.prepare],
             clock_skew_s=60.0,  # machines have clocks of their own
-            trouble=lambda: table.outage.trouble,
+            trouble=table.trouble,
         ),
     )

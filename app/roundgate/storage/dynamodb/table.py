@@ -5,6 +5,7 @@
     T#owner.id      1#blob#0000    part of a large value that `tasks/get` shows
     T#owner.id      2#blob#0000    part of a large value that only a worker needs
     S#number        0              the sweeper that has a shard of the index of due tasks
+    V#              0              the version of the table, and the oldest version that can use it
 
 Every change is one conditional write of one root item. Large values go to rows beside the root
 item. These rows are written before the root item refers to them, and never change; if the root item
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
@@ -73,6 +74,14 @@ CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
     }
 )
 """The client's `botocore.config.Config`. A healthy table answers within milliseconds."""
+
+VERSION: Final = 1
+"""The version of the rows. A release that writes rows which the one before cannot read, or no longer
+what that one needs, raises it. A table that does not say has version 1."""
+MIN_VERSION: Final = 1
+"""The oldest version whose processes can use the present rows, raised in a release after the one
+whose processes stopped needing what changes."""
+_VERSIONS: Final = "V#"
 
 DUE: Final = "due"
 """The index of open tasks by shard and due time."""
@@ -141,7 +150,57 @@ class Table:
         self._clock = clock
         self.outage = Outage()
         self._aws = Aws(make_client, "The store", self.outage.note)
+        self._refusal: str | None = None
+        """Why this version cannot use the table."""
+        self._is_checked = False
         self.prepare = self._aws.prepare
+
+    def trouble(self) -> str | None:
+        """Return why the table cannot be used, or `None`."""
+        return self._refusal or self.outage.trouble
+
+    async def _call(self, operation: str, **arguments: Any) -> Any:
+        """Return the result of an operation, as `Aws.call` does."""
+        return await self._do(lambda client: getattr(client, operation)(**arguments))
+
+    async def _do(self, work: Callable[[Any], Any]) -> Any:
+        """Run `work` with the client, as `Aws.do` does. The first call checks the table's version."""
+        while not self._is_checked:
+            self._is_checked = await self._aws.do(self._has_my_version)
+        return await self._aws.do(work)
+
+    def _has_my_version(self, client: Any) -> bool:
+        """Bring the table to this version, and leave a later version as it is. Return `False` if
+        another process has changed the version meanwhile.
+
+        Raises:
+            Unavailable: this version cannot use the table.
+        """
+        key = {"TableName": self._name, "Key": _key(_VERSIONS)}
+        row = _decoded(client.get_item(**key, ConsistentRead=True).get("Item"))
+        version, min_version = (1, 1) if row is None else (row["tables"], row["min_version"])
+        self._refusal = None
+        if min_version > VERSION:
+            error = Unavailable(
+                "another version of the gateway has changed the table (version"
+                f" {version}, this version uses {VERSION}); use that version, or another table"
+            )
+            self._refusal = str(error)
+            raise error
+        if version >= VERSION:
+            return True
+        change = RowChange(
+            {"tables": VERSION, "min_version": MIN_VERSION},
+            ["attribute_not_exists(#pk) OR #tables = :read"],
+            {":read": version},
+        )
+        try:
+            client.update_item(**key, **_expressions(change))
+        except Exception as error:
+            if not _is_refused(error):
+                raise
+            return False
+        return True
 
     def draft(self, pk: str, ttl: int) -> Draft:
         """Return an empty draft for the values of a root item."""
@@ -188,13 +247,13 @@ class Table:
                 # only the new row is left, even if the caller requested the old one
                 return Applied(row, version) if was_us else ConditionFailed(row)
 
-        ended: Applied | ConditionFailed = await self._aws.do(attempt)
+        ended: Applied | ConditionFailed = await self._do(attempt)
         return ended
 
     async def root(self, pk: str) -> Row | None:
         """Return a root item without the rows beside it, strongly consistent; `None` if it does not
         exist."""
-        answer = await self._aws.call(
+        answer = await self._call(
             "get_item", TableName=self._name, Key=_key(pk), ConsistentRead=True
         )
         return _decoded(answer.get("Item"))
@@ -216,7 +275,7 @@ class Table:
         rows: list[Row] = []
         tried = 0
         while left:
-            answer = await self._aws.call(
+            answer = await self._call(
                 "batch_get_item",
                 RequestItems={self._name: {"Keys": left, "ConsistentRead": consistent}},
             )
@@ -285,7 +344,7 @@ class Table:
         arguments |= _placeholders(key, {":owner": owner})
         total = 0
         while True:
-            page = await self._aws.call("query", **arguments, Limit=max(1, up_to - total))
+            page = await self._call("query", **arguments, Limit=max(1, up_to - total))
             total += int(page["Count"])
             if "LastEvaluatedKey" not in page or total >= up_to:
                 return min(total, up_to)
@@ -327,7 +386,7 @@ class Table:
     async def _page(self, operation: str, query: dict[str, Any], start: Row | None) -> RowPage:
         begin = {} if start is None else {"ExclusiveStartKey": _encoded(start)}
         try:
-            answer = await self._aws.call(operation, TableName=self._name, **query, **begin)
+            answer = await self._call(operation, TableName=self._name, **query, **begin)
         except Exception as error:
             refusal = aws.refusal(error)
             if start is None or refusal is None or refusal.code != "ValidationException":
@@ -368,7 +427,7 @@ class Table:
                     raise
                 return None
 
-        root: Row | None = await self._aws.do(attempt)
+        root: Row | None = await self._do(attempt)
         if root is None:
             return False
         beside = await self._rows("#pk = :pk AND #sk > :root", {":pk": pk, ":root": ROOT})
@@ -397,7 +456,7 @@ class Table:
 
     async def _put_batch(self, left: list[Any]) -> None:
         for tried in range(_BATCH_TRIES):
-            answer = await self._aws.call("batch_write_item", RequestItems={self._name: left})
+            answer = await self._call("batch_write_item", RequestItems={self._name: left})
             left = answer.get("UnprocessedItems", {}).get(self._name, [])
             if not left:
                 return
