@@ -92,7 +92,9 @@ class ReplicaSummary(ReplicaReport):
     """A replica that serves a console."""
 
     name: str
-    differs: bool = Field(description="Whether its versions are not those of most replicas.")
+    differs: bool = Field(
+        description="Whether its versions or keys are not those of most replicas."
+    )
 
 
 class Overview(BaseModel):
@@ -132,6 +134,7 @@ def make_router(console: Console) -> APIRouter:
         return ReplicaReport(
             version=console.config.server.version,
             software=VERSION,
+            keys=console.health().keys,
             python=platform.python_version(),
             started_ms=started_ms,
             seen_ms=now_ms,
@@ -230,9 +233,9 @@ def _columns(span: Span, slots: Sequence[tuple[int, int]]) -> list[Column]:
 
 
 def _summaries(reports: Mapping[str, ReplicaReport]) -> list[ReplicaSummary]:
-    (usual, _), *_ = Counter(report.versions for report in reports.values()).most_common(1)
+    (usual, _), *_ = Counter(report.agreed for report in reports.values()).most_common(1)
     return [
-        ReplicaSummary(name=name, differs=report.versions != usual, **report.model_dump())
+        ReplicaSummary(name=name, differs=report.agreed != usual, **report.model_dump())
         for name, report in reports.items()
     ]
 

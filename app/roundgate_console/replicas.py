@@ -35,6 +35,7 @@ class ReplicaReport(BaseModel):
 
     version: str = Field(description="`server.version` of its gateway.yaml.")
     software: str = Field(description="Its version of roundgate.")
+    keys: list[str] | None = Field(None, description="The ids of its state keys.")
     python: str
     started_ms: int
     seen_ms: int = Field(description="When it wrote this, in milliseconds since the epoch.")
@@ -43,9 +44,9 @@ class ReplicaReport(BaseModel):
     p95_ms: float | None = Field(description="The duration of 95 % of them, at most.")
 
     @property
-    def versions(self) -> tuple[str, str]:
-        """Return the versions in which replicas should agree."""
-        return self.version, self.software
+    def agreed(self) -> tuple[str, str, tuple[str, ...]]:
+        """Return the versions and keys in which replicas should agree."""
+        return self.version, self.software, tuple(self.keys or ())
 
 
 _ROWS: Final = TypeAdapter(dict[str, ReplicaReport])

@@ -61,6 +61,7 @@ FIRES: dict[str, dict[str, str]] = {
         'roundgate_store_duration_seconds_bucket{le="+Inf"}': "0+10x60",
     },
     "RoundgateCallsRefused": {'roundgate_calls_refused_total{limit="default"}': "0+10x60"},
+    "RoundgateUnknownKeys": {'roundgate_seals_refused_total{key="unknown"}': "_x58 5x2"},
     "RoundgateBackendMissing": {"roundgate_backends_missing": "1x60"},
     "RoundgateCircuitOpen": {'roundgate_backends_circuit{backend="b",host="h"}': "1x60"},
 }

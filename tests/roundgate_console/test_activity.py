@@ -140,27 +140,37 @@ def test_the_buckets_of_a_histogram_are_below_their_bounds() -> None:
     assert buckets[-1].label == "≥\N{NO-BREAK SPACE}2\N{NO-BREAK SPACE}s"
 
 
-async def test_replicas_on_one_store_see_each_other_and_tell_versions_that_differ(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("differing", "value"), [("version", "9"), ("software", "9"), ("keys", ["another"])]
+)
+async def test_replicas_on_one_store_see_each_other_and_tell_which_differ(
+    tmp_path: Path, differing: str, value: Any
 ) -> None:
     using = Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3")
     async with operated(using, refund) as gateway:
         console = gateway.app.state.console
         rows, clock = console.core.stores.sessions, console.clock
 
-        def of(version: str, age_ms: int = 0) -> Callable[[], ReplicaReport]:
-            now_ms = clock.now_ms() - age_ms
-            facts = {"software": "1", "python": "3.11", "runs": 1, "failed": 0, "p95_ms": None}
-            return lambda: ReplicaReport(
-                version=version, started_ms=now_ms, seen_ms=now_ms, **facts
-            )
+        (own,) = (await gateway.browser.get("/api/overview")).json()["replicas"]
 
-        assert len((await gateway.browser.get("/api/overview")).json()["replicas"]) == 1
-        for name, report in {"b": of("9"), "gone": of("9", GONE_MS + 1)}.items():
+        def of(age_ms: int = 0, **facts: Any) -> Callable[[], ReplicaReport]:
+            now_ms = clock.now_ms() - age_ms
+            known = own | {"started_ms": now_ms, "seen_ms": now_ms} | facts
+            return lambda: ReplicaReport.model_validate(known)
+
+        others = {
+            "gone": of(GONE_MS + 1, version="9"),
+            "same": of(),
+            "other": of(**{differing: value}),
+        }
+        for name, report in others.items():
             await Replicas(rows, clock, name, report)._write()
         replicas = (await gateway.browser.get("/api/overview")).json()["replicas"]
-        assert {each["name"] for each in replicas} == {console.process, "b"}
-        assert [each["differs"] for each in replicas].count(True) == 1
+        assert {each["name"]: each["differs"] for each in replicas} == {
+            console.process: False,
+            "same": False,
+            "other": True,
+        }
         assert "1</strong> replica differs" in await gateway.browser.page()
         await rows.put(KEY, b"of a later version", clock.now_ms() + GONE_MS)
         assert len((await gateway.browser.get("/api/overview")).json()["replicas"]) == 1

@@ -171,6 +171,7 @@ class Replica:
             None if self._pool is None else self._pool.trouble,
             None if trail is None else trail.trouble,
             None if self._keys is None else self._keys.trouble,
+            self._reloader.trouble,
         )
         return [trouble for trouble in troubles if trouble is not None]
 

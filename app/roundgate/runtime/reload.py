@@ -122,6 +122,13 @@ class Reloader:
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
 
+    @property
+    def trouble(self) -> str | None:
+        """The failure of the last reload, for operators."""
+        return (
+            "the last reload failed; the version before it is served" if self._has_failed else None
+        )
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Reload on SIGHUP while the block runs and, with `watches`, when files have changed."""

@@ -212,10 +212,13 @@ async def test_a_wrong_file_keeps_the_old_state_served_until_the_next_good_save(
         problems = "\n".join(failure["problems"])
         assert [one for one in said if one not in problems] == []
         assert (await mcp.text("hello"), await mcp.text("count")) == ("one", "2")
+        (trouble,) = (await mcp.http.get("/healthz")).json()["troubles"]
+        assert trouble == "the last reload failed; the version before it is served"
         config.with_name(name).write_text(good)
         await logged(watching, 1, "reloaded /")
         config.with_name("words.py").write_text('HELLO = "two"\n')
         await until("two", lambda: mcp.text("hello"))
+        assert (await mcp.http.get("/healthz")).json()["status"] == "ok"
 
 
 async def test_a_module_that_was_missing_is_found_when_it_is_there(
