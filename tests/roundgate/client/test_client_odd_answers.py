@@ -98,7 +98,7 @@ async def test_the_command_line_says_that_a_call_may_have_taken_effect(
         return answer(asked) if callable(answer) else answer
 
     async with scripted(modern(script, tools)) as server:
-        command = ("call", server.url, "pay", *(("--timeout", "5") if answer is silent else ()))
+        command = ("call", server.url, "pay", *(("--timeout", "2") if answer is silent else ()))
         ran = await asyncio.to_thread(roundgate, *command)
     assert ran.status in (3, 4, 5), ran.err
     assert ("may have taken effect" in ran.err) is is_in_doubt, ran.err
@@ -372,7 +372,7 @@ def test_an_event_loop_that_ends_leaves_no_process(tmp_path: Path, is_started: b
 async def test_a_process_that_answers_the_ping_is_not_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stdio, "PROBE_S", 2.0)
+    monkeypatch.setattr(stdio, "PROBE_S", 5.0)
     link = link_to("mute", idle_s=2.0)
     try:
         await link.request("tools/list", {}, may_repeat=True)

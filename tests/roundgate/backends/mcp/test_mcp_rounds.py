@@ -91,7 +91,7 @@ async def test_a_question_keeps_its_key_and_any_replica_continues() -> None:
 
 async def test_a_call_that_asks_takes_one_place_a_round_and_keeps_its_projection() -> None:
     settings = {
-        "limits": {"calls_per_minute": 2},
+        "limits": {"calls_per_minute": 2, "wait_s": 0.1},
         "override": {"t": {"result": "name"}},
     }
 
