@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 APP = Path(__file__).parent.parent / "app"
@@ -194,20 +193,6 @@ def test_modules_import_only_from_their_package_and_from_layers_below() -> None:
         and not is_allowed(name, other.removeprefix("roundgate."))
     ]
     assert wrong == []
-
-
-def test_modules_import_each_other_in_no_circle() -> None:
-    graph = {
-        name: {
-            imported.removeprefix("roundgate.")
-            for statement in tree.body
-            if isinstance(statement, ast.Import | ast.ImportFrom)
-            for imported in imports(ast.Module([statement], []))
-        }
-        - {name}
-        for name, tree in modules().items()
-    }
-    TopologicalSorter(graph).prepare()
 
 
 def test_a_dependency_is_imported_only_where_it_lives() -> None:

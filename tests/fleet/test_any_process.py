@@ -159,16 +159,6 @@ def told(message: dict[str, Any]) -> dict[str, Any]:
     return task
 
 
-async def test_where_nothing_can_stream_the_task_is_read(fleet: Fleet) -> None:
-    async with clients(fleet.gateways[0], fleet.mute) as (one, mute):
-        task_id = await one.begin("dig")
-        status, error = await mute.error(
-            "subscriptions/listen", {"notifications": {"taskIds": [task_id]}}
-        )
-        assert (status, error["code"]) == (404, -32601)
-        assert await mute.text(task_id) == "dug"
-
-
 async def test_a_gateway_that_does_not_work_on_tasks_does_not(fleet: Fleet) -> None:
     async with clients(*fleet.gateways) as (one, _, _):
         task_id = await one.begin("dig")

@@ -220,18 +220,6 @@ async def test_a_plain_function_that_only_calls_an_async_one_is_awaited_too() ->
         assert (await gate.call("work", {"n": 1}))["structuredContent"] == 2
 
 
-async def test_named_arguments_beside_arbitrary_ones_are_converted() -> None:
-    @tool
-    def work(day: dt.date, **rest: Any) -> str:
-        return f"{day!r} {rest}"
-
-    async with client(gateway(work)) as gate:
-        arguments = {"day": "2026-07-28", "self": 1, "context": [2], "day2": None}
-        assert await gate.text("work", arguments) == (
-            "datetime.date(2026, 7, 28) {'self': 1, 'context': [2], 'day2': None}"
-        )
-
-
 async def test_a_caller_cannot_pass_a_context_of_its_own() -> None:
     @tool
     def work(ctx: SyncContext, **rest: Any) -> str:

@@ -113,17 +113,6 @@ def test_problems_in_what_the_file_refers_to_are_all_told(
     )
 
 
-def test_a_collision_names_both_back_ends(
-    gateway: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = "backends:\n  - {kind: python, name: one, prefix: a, path: desk.py}\n"
-    gateway.write_text(text + text.replace("backends:\n", "").replace("one", "two"))
-    assert main(["check", str(gateway)]) == 1
-    told = capsys.readouterr().err
-    for what in ("tool 'a__add'", "tool 'a__bare'", "prompt 'a__review'", "resource 'notes://all'"):
-        assert f"back end 'two': {what} is offered by 'one' too" in told
-
-
 def test_a_file_that_is_not_there_is_a_problem(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

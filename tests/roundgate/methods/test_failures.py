@@ -197,20 +197,6 @@ async def test_a_resource_that_outlives_its_deadline_is_an_internal_error() -> N
     assert (status, error["code"]) == (200, -32603)
 
 
-async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_deadline(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    @tool
-    async def impatient() -> str:
-        async with asyncio.timeout(0.01):
-            await asyncio.sleep(600)
-        return "never"
-
-    async with client(gateway(impatient)) as mcp:
-        text = await mcp.text("impatient")
-    assert "TimeoutError" in only_reference(text, caplog)
-
-
 async def leaves_async() -> str:
     sys.exit(3)
 

@@ -389,52 +389,6 @@ async def test_everything_usual_is_one_write_and_a_read_before_it_without_a_leas
     }, "it is over"
 
 
-async def test_a_cancellation_of_what_is_over_or_unknown_is_one_read(tasks: Counted) -> None:
-    await tasks.store.create(new())
-    assert (
-        await tasks.calls(tasks.store.apply(REF, events.Cancel("cancelled", NOW), NOW))
-        == READ_AND_WRITE
-    )
-    for ref in (REF, TaskRef("owner", "unknown")):
-        assert await tasks.calls(tasks.store.apply(ref, events.Cancel("cancelled", NOW), NOW)) == {
-            "get_item": 1
-        }
-
-
-async def test_answers_that_nothing_waits_for_cost_one_read(tasks: Counted) -> None:
-    await asking(tasks.store, {"a": b"?"})
-    for ref in (REF, TaskRef("owner", "unknown")):
-        assert await tasks.calls(
-            tasks.store.apply(ref, events.TakeAnswers({"b": b"!"}, SOON), NOW)
-        ) == {"get_item": 1}
-
-
-async def test_an_answer_without_a_key_is_never_named_in_an_expression(tasks: Counted) -> None:
-    """DynamoDB has no attribute without a name."""
-    await asking(tasks.store, {"a": b"?"})
-    assert await tasks.calls(tasks.store.apply(REF, events.TakeAnswers({"": b"!"}, SOON), NOW)) == {
-        "get_item": 1
-    }
-
-
-async def test_some_answers_cost_what_all_cost(tasks: Counted) -> None:
-    await asking(tasks.store, {"a": b"?", "b": b"?"})
-    assert (
-        await tasks.calls(tasks.store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW))
-        == READ_AND_WRITE
-    )
-
-
-async def test_large_answers_leave_no_rows_where_nobody_asked(
-    tasks: Counted, dynamodb: Emulator, table: str
-) -> None:
-    unknown = TaskRef("owner", "unknown")
-    assert await tasks.calls(
-        tasks.store.apply(unknown, events.TakeAnswers({"a": blob(500_000)}, SOON), NOW)
-    ) == {"get_item": 1}
-    assert dynamodb.items(table) == []
-
-
 async def test_large_values_cost_a_batch_more(tasks: Counted) -> None:
     store, calls = tasks.store, tasks.calls
     assert await calls(store.create(new(call=blob(2_000_000)))) == {

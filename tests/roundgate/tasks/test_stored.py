@@ -840,70 +840,6 @@ async def test_the_last_message_replaces_the_one_before_even_by_nothing(store: S
 # what the client can see
 
 
-async def test_a_revision_counts_what_the_client_can_see(store: StoredTasks) -> None:
-    """Each step is told by whether it can be seen."""
-    await store.create(new())
-    before = await record(store)
-    at_ms = NOW
-
-    async def after(can_be_seen: bool) -> None:
-        nonlocal before
-        found = await record(store)
-        assert (found.revision > before.revision) is can_be_seen
-        assert found.updated_ms == (at_ms if can_be_seen else before.updated_ms)
-        before = found
-
-    def tick() -> int:
-        nonlocal at_ms
-        at_ms += 1
-        return at_ms
-
-    lease = (await claim(store, now_ms=tick())).lease
-    await after(False)
-    await store.write(lease, events.Checkpoint(END, added=Added([b"entry"], b"state")), tick())
-    await after(False)
-    await store.write(lease, events.Checkpoint(added=Added(status_message="on it")), tick())
-    await after(True)
-    await store.write(lease, events.Checkpoint(added=Added(status_message="on it")), tick())
-    await after(False)
-    await store.write(lease, events.Checkpoint(added=Added(status_message="")), tick())
-    await after(True)
-    await store.write(lease, events.Release(0, SOON), tick())
-    await after(False)
-    lease = (await claim(store, now_ms=tick())).lease
-    await store.write(lease, events.Release(0, SOON, added=Added(status_message="later")), at_ms)
-    await after(True)
-    lease = (await claim(store, now_ms=tick())).lease
-    await after(False)
-    await store.write(lease, events.SuspendTask({"a": b"?", "b": b"?"}), tick())
-    await after(True)
-    await store.apply(REF, events.TakeAnswers({"c": b"!"}, SOON), tick())
-    await after(False)
-    await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), tick())
-    await after(True)
-    await store.apply(REF, events.TakeAnswers({"b": b"!"}, SOON), tick())
-    await after(True)
-    assert (await store.apply(REF, events.Requeue(SOON), tick())).happened
-    await after(False)
-    (task,) = (await store.open_tasks(10))[0]
-    assert await postpone(store, task, SOON + 1)
-    await after(False)
-    lease = (await claim(store, now_ms=tick())).lease
-    await store.write(lease, events.Finish(Status.COMPLETED, b""), tick())
-    await after(True)
-    await store.apply(REF, events.Cancel("too late", tick()), tick())
-    await after(False)
-
-
-async def test_a_cancellation_and_an_end_can_be_seen(store: StoredTasks) -> None:
-    await store.create(new())
-    await store.apply(REF, events.Cancel("cancelled", SOON), SOON)
-    assert (await record(store)).revision == 2
-    await store.create(new(TaskRef("owner", "other")))
-    await store.apply_many([(ref, events.Expire(END)) for ref in [TaskRef("owner", "other")]], END)
-    assert (await record(store, TaskRef("owner", "other"))).revision == 2
-
-
 # a store that does not answer
 
 
@@ -1313,21 +1249,6 @@ async def test_a_task_that_a_worker_has_is_put_off_until_its_lease_has_lapsed(
     again = Move(task, END, 1)
     assert await postpone_many(store, [again], UNTIL + 5, skew_ms=5) == [Postponed.LAPSED]
     await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
-
-
-@pytest.mark.parametrize("state", ["working", "asking"])
-async def test_an_open_task_past_its_time_is_ended(store: StoredTasks, state: str) -> None:
-    await (working(store) if state == "working" else asking(store, {"a": b"?"}))
-    await store.apply(REF, events.Expire(END), END)
-    found = await record(store)  # as nobody sees it any more
-    assert (found.status, found.due_ms, found.requests, found.outcome) == (
-        Status.FAILED,
-        None,
-        {},
-        None,
-    )
-    assert found.updated_ms == END
-    assert (await store.open_tasks(10))[0] == []
 
 
 async def test_postponing_counts_until_the_next_claim(store: StoredTasks) -> None:

@@ -14,13 +14,11 @@ from typing import Any
 
 import pytest
 
-from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.errors import InvalidParams, LeaseLost, MissingCapability, ToolError, Unavailable
+from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
-from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import events, lease
@@ -140,20 +138,6 @@ async def test_a_message_for_a_task_that_is_not_to_be_had_is_dropped_quietly(
 # How it ends
 
 
-async def test_a_handler_that_returns_completes_its_task(shared: Shared) -> None:
-    shop = shared.workshop(quick=quick)
-    ref = await shop.begin("quick")
-    assert await shop.turns() == [TurnResult.FINISHED]
-    shown = await shop.shown(ref)
-    assert shown["status"] == "completed"
-    assert shown["result"] == {
-        "resultType": "complete",
-        "content": [{"type": "text", "text": "done"}],
-        "structuredContent": "quick",
-    }
-    assert "statusMessage" not in shown
-
-
 async def test_an_unexpected_exception_is_a_result_with_a_reference_and_without_its_text(
     shared: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,57 +153,6 @@ async def test_an_unexpected_exception_is_a_result_with_a_reference_and_without_
     assert text.endswith(f"under reference {reference}")
     assert "hunter2" not in str(await shop.shown(ref))
     assert "hunter2" in str(logged.exc_info)
-
-
-async def test_a_tool_error_is_a_result_with_its_text(shared: Shared) -> None:
-    async def tells(ctx: Context) -> None:
-        raise ToolError("no such city: try another")
-
-    shop = shared.workshop(tells=tells)
-    ref = await shop.begin("tells")
-    await shop.turns()
-    assert await error_of(shop, ref) == "no such city: try another"
-    assert (await shop.shown(ref))["statusMessage"] == "The tool reported an error"
-
-
-async def test_an_error_of_the_protocol_fails_the_task_with_its_code(shared: Shared) -> None:
-    async def refuses(ctx: Context) -> None:
-        raise InvalidParams("there is no such thing")
-
-    shop = shared.workshop(refuses=refuses)
-    ref = await shop.begin("refuses")
-    assert await shop.turns() == [TurnResult.FINISHED]
-    assert await failure_of(shop, ref) == (-32602, "there is no such thing", None)
-    assert (await shop.shown(ref))["statusMessage"] == "there is no such thing"
-
-
-async def test_a_question_beyond_the_clients_capabilities_fails_the_task_and_names_them(
-    shared: Shared,
-) -> None:
-    async def wants_more(ctx: Context) -> None:
-        raise MissingCapability("the question", {"sampling": {"tools": {}}})
-
-    shop = shared.workshop(wants_more=wants_more)
-    ref = await shop.begin("wants_more")
-    await shop.turns()
-    expected: Any = (
-        -32021,
-        "the question needs client capabilities that this request does not declare: sampling.tools."
-        " Use a client that has them, or set fallback.ask_in_words: true in the server's gateway.yaml",
-        {"requiredCapabilities": {"sampling": {"tools": {}}}},
-    )
-    assert await failure_of(shop, ref) == expected
-
-
-async def test_a_question_is_asked_of_what_the_client_declared_when_it_called(
-    shared: Shared,
-) -> None:
-    shop = shared.workshop(asks=asks)
-    created = await shop.tasks.create(TaskCall("asks", {}, LOCAL, {"sampling": {}}), Journal())
-    ref = TaskRef(task_owner(LOCAL), created["taskId"])
-    await shop.turns()
-    code, _, data = await failure_of(shop, ref)
-    assert (code, data) == (-32021, {"requiredCapabilities": {"elicitation": {"form": {}}}})
 
 
 async def test_a_result_that_is_too_large_says_so(share: Share) -> None:
@@ -1126,17 +1059,6 @@ async def test_a_status_message_is_seen_after_a_second_at_most_without_one(share
     assert shown["statusMessage"] == "at it"
     seen.set()
     assert await turn is TurnResult.FINISHED
-
-
-async def test_progress_becomes_the_status_message(shared: Shared) -> None:
-    async def counts(ctx: Context) -> None:
-        await ctx.progress(3, 7, "sorting")
-        await ctx.elicit("who", "Who?", Name)
-
-    shop = shared.workshop(counts=counts)
-    ref = await shop.begin("counts")
-    await shop.turns()
-    assert (await shop.shown(ref))["statusMessage"] == "3 of 7: sorting"
 
 
 # Deadlines

@@ -30,7 +30,7 @@ from tests.support.scripted import (
     scripted,
     text,
 )
-from tests.support.upstreams import Upstream, app_of, gateway_of, health, names, tool, until
+from tests.support.upstreams import Upstream, gateway_of, health, names, tool, until
 
 
 @pytest.fixture(autouse=True)
@@ -179,20 +179,6 @@ async def test_a_name_that_is_too_long_can_be_renamed() -> None:
             assert await names(mcp) == ["up__short", "up__ab"]
             await mcp.call("up__ab")
             assert server.asked[-1].params["name"] == "a/b"
-
-
-async def test_a_collision_names_both_and_the_first_serves(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with scripted(Upstream()) as one, scripted(Upstream()) as other:
-        backends = [entry(one, "one", prefix="x"), entry(other, "two", prefix="x")]
-        async with app_of(*backends) as app, client(app) as mcp:
-            assert await names(mcp) == ["x__t"]
-            (left_out,) = app.state.core.serving.catalog.left_out
-            assert "back end 'two'" in left_out.path
-            assert "'x__t' is offered by 'one' too" in left_out.message
-        with pytest.raises(ConfigError, match="is offered by 'one' too"):
-            await asyncio.to_thread(loading.load, config_of({"backends": backends}))
 
 
 async def test_selection_override_approval_and_views_work_as_for_every_kind() -> None:

@@ -525,22 +525,6 @@ async def test_a_server_that_is_down_is_named_and_heals() -> None:
         assert await uris(mcp) == ["r:1"]
 
 
-async def test_an_empty_list_after_a_full_one_is_read_again_before_it_is_believed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mcp_backend, "EMPTY_POLL_PAUSES_S", (0.2, 0.2, 60.0))
-    shelf = Shelf(resources=[resource("r:1")])
-    async with scripted(shelf) as server, gateway_of(entry(server)) as mcp:
-        shelf.resources = []
-        looks = server.methods().count("resources/list")
-
-        async def looked() -> bool:
-            return server.methods().count("resources/list") >= looks + 3
-
-        await until(True, looked)
-        assert await uris(mcp) == ["r:1"]
-
-
 async def test_lists_that_change_are_served_and_an_unknown_resource_has_them_read_again() -> None:
     shelf = Shelf([{"name": "p"}], [resource("r:1")], ttl_ms=3_600_000)
     async with scripted(shelf) as server, gateway_of(entry(server)) as mcp:
