@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from roundgate.settings.redacting import Redactor, split
 from roundgate_testing.cassettes import model
 from roundgate_testing.cassettes.matching import escape
 from roundgate_testing.cassettes.recording import (
@@ -24,6 +23,7 @@ from roundgate_testing.cassettes.recording import (
     RecordedExchange,
     Recording,
 )
+from roundgate_testing.cassettes.secret_placeholders import SecretPlaceholders, split
 
 # the statuses of failed attempts; None means that there was no response
 _TRIED_AGAIN: Final = frozenset({None, 301, 302, 303, 307, 308, 401, 403, 429, 502, 503, 504})
@@ -43,7 +43,7 @@ class Namer:
         self,
         rules: Sequence[model.Rule],
         fixed: Mapping[str, str] | None = None,
-        redactor: Redactor | None = None,
+        redactor: SecretPlaceholders | None = None,
     ) -> None:
         """Assign placeholders by `rules`.
 
@@ -52,7 +52,7 @@ class Namer:
             fixed: the placeholders of values that are known in advance.
             redactor: replaces secrets.
         """
-        self._redactor = redactor or Redactor()
+        self._redactor = redactor or SecretPlaceholders()
         self._members = {name: rule for rule in rules for name in rule.members}
         self._headers = {name: rule for rule in rules for name in rule.headers}
         self._patterns = [(rule, re.compile(rule.pattern)) for rule in rules if rule.pattern]

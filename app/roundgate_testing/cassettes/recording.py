@@ -17,9 +17,9 @@ from typing import Any, Final
 from roundgate.client import EventReader
 from roundgate.errors import BadAnswer, ParseError
 from roundgate.json import at_reference, decode
-from roundgate.settings.redacting import Redactor
 from roundgate_testing.cassettes.matching import Path, any_matches, is_at
 from roundgate_testing.cassettes.model import params_of, result_of
+from roundgate_testing.cassettes.secret_placeholders import SecretPlaceholders
 
 _KEPT: Final = frozenset({"mcp-session-id", "last-event-id", "mcp-protocol-version"})
 _KEPT_OF_RESPONSES: Final = ("mcp-session-id", "retry-after")
@@ -277,9 +277,9 @@ class ConversationSecrets:
             self._names[text] = next(choice for choice in names if choice not in taken)
         return Hidden(f"${{secret:{self._names[text]}}}")
 
-    def elsewhere(self) -> Redactor:
+    def elsewhere(self) -> SecretPlaceholders:
         """Return a redactor of the secrets that are long enough to search for in any text."""
-        redactor = Redactor()
+        redactor = SecretPlaceholders()
         for value, name in self._names.items():
             if len(value) >= _SHORTEST_ELSEWHERE:
                 redactor.add(value, f"${{secret:{name}}}")
