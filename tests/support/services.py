@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -112,15 +112,24 @@ async def service(
     """A service on a port of its own; it pauses before each `at_once` bytes that it says."""
     told = Service(answers or (answer(),), pause_s, at_once)
     told.scheme = "http" if tls is None else "https"
+    async with listening(told.serve, tls) as told.port:
+        yield told
+
+
+@asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[int]:
+    """Yield the port at which connections are served; the open ones are cut at the end."""
     connections: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(asyncio.ensure_future(told.serve(reader, writer)))
+        connections.add(asyncio.ensure_future(serve(reader, writer)))
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
-    told.port = server.sockets[0].getsockname()[1]
     try:
-        yield told
+        yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
         for connection in connections:

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.support.services import listening
+
 
 @dataclass
 class Till:
@@ -81,18 +83,6 @@ class Till:
 async def till() -> AsyncIterator[Till]:
     """One on a port of its own."""
     made = Till()
-    connections: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(asyncio.ensure_future(made.serve(reader, writer)))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with listening(made.serve) as port:
+        made.url = f"http://127.0.0.1:{port}"
         yield made
-    finally:
-        server.close()
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-        await server.wait_closed()

@@ -42,12 +42,7 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def account(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine whose role is set up."""
-    for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SESSION_TOKEN", "HTTP_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    moto_server.machine(monkeypatch, endpoint)
     as_user(monkeypatch, "test", "test")
     yield
     aws._session.cache_clear()

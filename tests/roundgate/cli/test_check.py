@@ -143,7 +143,13 @@ def test_the_configurations_that_people_see_first_have_no_problems(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["checks"], ["new"], ["check", "a", "b"], ["schema", "a"], ["serve", "--port", "x"]],
+    [
+        *([], ["checks"], ["new"], ["check", "a", "b"], ["schema", "a"], ["serve", "--port", "x"]),
+        *(["tasks"], ["tasks", "drop"], ["tasks", "show"], ["tasks", "show", "x"]),
+        *(["tasks", "show", ".x"], ["tasks", "list", "--older-than", "soon"]),
+        *(["tasks", "list", "--limit", "0"], ["tasks", "list", "--status", "expired"]),
+        ["tasks", "watch", "a.b", "--interval", "0"],
+    ],
 )
 def test_wrong_usage_is_exit_status_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -151,7 +157,8 @@ def test_wrong_usage_is_exit_status_2(
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2
-    assert "usage: roundgate" in capsys.readouterr().err
+    command = " tasks" if arguments[:1] == ["tasks"] else ""
+    assert f"usage: roundgate{command}" in capsys.readouterr().err
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,16 +170,18 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_serve_tells_the_problems_before_anything_is_bound(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_the_problems_are_told_before_anything_is_bound(tmp_path: Path, command: str) -> None:
     (tmp_path / "gateway.yaml").write_text("backends: []\n")
-    ran = roundgate("serve", directory=tmp_path)
+    ran = roundgate(command, directory=tmp_path)
     assert ran.status == 1
     assert ran.err.startswith(
         "1 problem(s):\ngateway.yaml:1: backends: List should have at least 1 item"
     )
-    assert roundgate("serve", "other.yaml", directory=tmp_path).err.startswith(
+    assert roundgate(command, "other.yaml", directory=tmp_path).err.startswith(
         "1 problem(s):\nother.yaml: (file): "
     )
+    assert not (tmp_path / ".roundgate").exists()
 
 
 def test_serve_tells_what_is_wrong_in_the_environment(tmp_path: Path) -> None:

@@ -414,29 +414,6 @@ async def test_a_task_that_there_is_not_is_exit_status_1(
             assert unknown in err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["show"],
-        ["show", "x"],
-        ["show", ".x"],
-        ["list", "--older-than", "soon"],
-        ["list", "--limit", "0"],
-        ["list", "--status", "expired"],
-        ["watch", "a.b", "--interval", "0"],
-        [],
-        ["drop"],
-    ],
-)
-def test_wrong_usage_is_exit_status_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["tasks", *arguments])
-    assert left.value.code == 2
-    assert "usage: roundgate tasks" in capsys.readouterr().err
-
-
 async def test_a_task_that_has_a_job_to_cancel_is_left_to_a_worker(
     tmp_path: Path, operator: Operator
 ) -> None:

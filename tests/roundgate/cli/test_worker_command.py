@@ -105,29 +105,7 @@ async def test_it_lets_go_of_what_it_has_when_it_is_told_to_stop_and_another_goe
         assert await ended(tmp_path, task_id) == f"held since {one.process.pid}"
 
 
-async def test_it_is_killed_and_another_goes_on_after_its_last_step(
-    tmp_path: Path, config: Path
-) -> None:
-    task_id = await begun(tmp_path, config, "hold")
-    with working(config, tmp_path / "one.log", environment(tmp_path)) as one:
-        one.logged(msg="holding")
-        assert one.stop(signal.SIGKILL) == -9
-    (tmp_path / "gate").touch()
-    with working(config, tmp_path / "two.log", environment(tmp_path)) as two:
-        assert await ended(tmp_path, task_id) == f"held since {one.process.pid}"
-        two.logged(task=ref_of(task_id), outcome="finished")
-
-
 def test_it_tells_what_is_wrong_before_it_takes_any_task(tmp_path: Path) -> None:
-    (tmp_path / "gateway.yaml").write_text("backends: []\n")
-    ran = roundgate("worker", directory=tmp_path)
-    assert ran.status == 1
-    assert ran.err.startswith(
-        "1 problem(s):\ngateway.yaml:1: backends: List should have at least 1 item"
-    )
-    assert roundgate("worker", "other.yaml", directory=tmp_path).err.startswith(
-        "1 problem(s):\nother.yaml: (file): "
-    )
     ran = roundgate("worker", directory=tmp_path, GATEWAY_QUEUE="kafka://x", GATEWAY_WORKER="maybe")
     assert (ran.status, ran.err.count("GATEWAY_QUEUE"), ran.err.count("GATEWAY_WORKER")) == (
         1,

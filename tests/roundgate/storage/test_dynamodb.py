@@ -44,6 +44,7 @@ from tests.support.clocks import FixedClock
 from tests.support.dynamodb import ROOT, Emulator
 from tests.support.postponing import Move, postpone, postpone_many
 from tests.support.proxy import Proxy, Way
+from tests.support.reopening import reopening
 
 DAY_S = 86_400
 TABLE = json.loads((ROOT / "infra/table.json").read_text())
@@ -88,15 +89,8 @@ class TestDynamoDbTasks(task_contract.TaskStoreContract):
 
     @pytest.fixture
     async def reopen(self, dynamodb: Emulator, table: str) -> AsyncIterator[task_contract.Reopen]:
-        made: list[StoredTasks] = []
-
-        def open_one() -> StoredTasks:
-            made.append(StoredTasks(DynamoDbTasks(dynamodb.open(table))))
-            return made[-1]
-
-        yield open_one
-        for store in made:
-            await store.aclose()
+        async with reopening(lambda: StoredTasks(DynamoDbTasks(dynamodb.open(table)))) as open_one:
+            yield open_one
 
 
 class TestDynamoDbOnce(contract.OnceStoreContract):
@@ -106,15 +100,8 @@ class TestDynamoDbOnce(contract.OnceStoreContract):
     async def reopen(
         self, dynamodb: Emulator, table: str, clock: FixedClock
     ) -> AsyncIterator[contract.Reopen]:
-        made: list[DynamoDbSessions] = []
-
-        def open_one() -> OnceStore:
-            made.append(DynamoDbSessions(dynamodb.open(table), clock))
-            return OnceStore(made[-1])
-
-        yield open_one
-        for store in made:
-            await store.aclose()
+        async with reopening(lambda: DynamoDbSessions(dynamodb.open(table), clock)) as open_one:
+            yield lambda: OnceStore(open_one())
 
     @pytest.fixture
     def swept(self, dynamodb: Emulator, table: str, clock: FixedClock) -> contract.Swept:

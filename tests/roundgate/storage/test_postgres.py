@@ -58,6 +58,7 @@ from tests.roundgate.storage.test_sqlite_plans import of_owners, of_workers
 from tests.roundgate.storage.version_contract import COLUMN, FILLED, Opened, VersionContract
 from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.postgresql import Server
+from tests.support.reopening import reopening
 
 Connect = Callable[..., PostgresDatabase]
 
@@ -260,15 +261,8 @@ class TestPostgresQueue(queue_contract.DatabaseQueueContract):
     async def reopen(
         self, connect: Connect, clock: SkippingClock
     ) -> AsyncIterator[queue_contract.Reopen]:
-        made: list[TaskQueue] = []
-
-        def open_one() -> TaskQueue:
-            made.append(PostgresQueue(connect(), clock))
-            return made[-1]
-
-        yield open_one
-        for queue in made:
-            await queue.aclose()
+        async with reopening(lambda: PostgresQueue(connect(), clock)) as open_one:
+            yield open_one
 
     async def test_many_that_send_and_receive_at_once_lose_and_double_nothing(
         self, reopen: queue_contract.Reopen

@@ -29,6 +29,7 @@ from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.roundgate.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims, claimed
 from tests.roundgate.storage.version_contract import COLUMN, FILLED, Opened, VersionContract
 from tests.support.clocks import FixedClock
+from tests.support.reopening import reopening
 
 _CLAIM = """
 import asyncio, sys, time
@@ -72,15 +73,8 @@ def clock() -> FixedClock:
 
 @pytest.fixture
 async def reopen(path: Path, clock: FixedClock) -> AsyncIterator[Reopen]:
-    made: list[SqliteSessions] = []
-
-    def open_one() -> OnceStore:
-        made.append(SqliteSessions(SqliteDatabase(path), clock))
-        return OnceStore(made[-1])
-
-    yield open_one
-    for store in made:
-        await store.aclose()
+    async with reopening(lambda: SqliteSessions(SqliteDatabase(path), clock)) as open_one:
+        yield lambda: OnceStore(open_one())
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.storage.ports import TaskQueue
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import HIDDEN_MS, SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -16,6 +15,7 @@ from roundgate.tasks.stored import StoredTasks
 from tests.roundgate.storage import queue_contract, task_contract
 from tests.roundgate.storage.task_contract import END, NOW, REF, ids, new
 from tests.support.clocks import SkippingClock
+from tests.support.reopening import reopening
 
 
 @pytest.fixture
@@ -28,15 +28,10 @@ class TestSqliteTasks(task_contract.TaskStoreContract):
 
     @pytest.fixture
     async def reopen(self, path: Path) -> AsyncIterator[task_contract.Reopen]:
-        made: list[StoredTasks] = []
-
-        def open_one() -> StoredTasks:
-            made.append(StoredTasks(SqliteTasks(SqliteDatabase(path, durable=False), shards=8)))
-            return made[-1]
-
-        yield open_one
-        for store in made:
-            await store.aclose()
+        async with reopening(
+            lambda: StoredTasks(SqliteTasks(SqliteDatabase(path, durable=False), shards=8))
+        ) as open_one:
+            yield open_one
 
     async def test_what_expired_long_ago_is_forgotten(self, store: StoredTasks) -> None:
         await store.create(new(call=b"x" * 9000))
@@ -56,12 +51,7 @@ class TestSqliteQueue(queue_contract.DatabaseQueueContract):
     async def reopen(
         self, path: Path, clock: SkippingClock
     ) -> AsyncIterator[queue_contract.Reopen]:
-        made: list[TaskQueue] = []
-
-        def open_one() -> TaskQueue:
-            made.append(SqliteQueue(SqliteDatabase(path, durable=False), clock))
-            return made[-1]
-
-        yield open_one
-        for queue in made:
-            await queue.aclose()
+        async with reopening(
+            lambda: SqliteQueue(SqliteDatabase(path, durable=False), clock)
+        ) as open_one:
+            yield open_one

@@ -4,7 +4,6 @@ server at the other end."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 import uuid
@@ -19,6 +18,8 @@ from roundgate.storage.sqs import CONFIG, SqsQueue
 from roundgate.storage.tasks import TaskRef
 from tests.roundgate.storage import queue_contract
 from tests.roundgate.storage.queue_contract import LetPass
+from tests.support import moto_server
+from tests.support.reopening import reopening
 
 boto3 = pytest.importorskip("boto3")
 
@@ -60,21 +61,9 @@ def received_one_at_a_time(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def sqs() -> Iterator[Sqs]:
-    from moto.server import ThreadedMotoServer
-
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, moto_server.running() as url:
         received_one_at_a_time(patch)
-        yield from served(ThreadedMotoServer)
-
-
-def served(server_class: Any) -> Iterator[Sqs]:
-    """For as long as the tests of this module run."""
-    logging.getLogger("werkzeug").setLevel("ERROR")
-    server = server_class("127.0.0.1", 0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    yield Sqs(f"http://127.0.0.1:{port}")
-    server.stop()
+        yield Sqs(url)
 
 
 @pytest.fixture
@@ -92,15 +81,8 @@ def url(sqs: Sqs, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 async def reopen(sqs: Sqs, url: str) -> AsyncIterator[queue_contract.Reopen]:
-    made: list[TaskQueue] = []
-
-    def open_one() -> TaskQueue:
-        made.append(SqsQueue(url, sqs.client))
-        return made[-1]
-
-    yield open_one
-    for queue in made:
-        await queue.aclose()
+    async with reopening(lambda: SqsQueue(url, sqs.client)) as open_one:
+        yield open_one
 
 
 @pytest.fixture

@@ -80,6 +80,31 @@ def check(value: Any, expected: Any, effects: Any, expected_effects: Any, crashe
         assert effects == expected_effects
 
 
+async def scenario(
+    files: Files,
+    program: Program,
+    manners: list[str],
+    points: Mapping[int, How],
+    within_ms: int | None,
+    blocking: bool,
+) -> None:
+    plain, clock = World(), FixedClock()
+    expected = await perform(Direct(), program, plain)
+    world = World(clock)
+
+    def make() -> Any:
+        async def handler(ctx: Context) -> Any:
+            return await perform(ctx, program, world)
+
+        def function(ctx: SyncContext) -> Any:
+            return perform_blocking(ctx, program, world)
+
+        return function if blocking else handler
+
+    value = await as_task(files, make, manners, points, within_ms, clock)
+    check(value, expected, world.effects, plain.effects, len(points))
+
+
 @examples(250)
 @given(PROGRAMS, MANNERS, POINTS, st.sampled_from([None, 150_000]))
 def test_a_handler_ends_as_a_task_as_if_nobody_ever_died(
@@ -89,21 +114,7 @@ def test_a_handler_ends_as_a_task_as_if_nobody_ever_died(
     points: Mapping[int, How],
     within_ms: int | None,
 ) -> None:
-    async def scenario() -> None:
-        plain, clock = World(), FixedClock()
-        expected = await perform(Direct(), program, plain)
-        world = World(clock)
-
-        def make() -> Any:
-            async def handler(ctx: Context) -> Any:
-                return await perform(ctx, program, world)
-
-            return handler
-
-        value = await as_task(files, make, manners, points, within_ms, clock)
-        check(value, expected, world.effects, plain.effects, len(points))
-
-    asyncio.run(scenario())
+    asyncio.run(scenario(files, program, manners, points, within_ms, blocking=False))
 
 
 @examples(80)
@@ -115,18 +126,4 @@ def test_so_does_one_that_is_a_plain_function(
     points: Mapping[int, How],
     within_ms: int | None,
 ) -> None:
-    async def scenario() -> None:
-        plain, clock = World(), FixedClock()
-        expected = await perform(Direct(), program, plain)
-        world = World(clock)
-
-        def make() -> Any:
-            def handler(ctx: SyncContext) -> Any:
-                return perform_blocking(ctx, program, world)
-
-            return handler
-
-        value = await as_task(files, make, manners, points, within_ms, clock)
-        check(value, expected, world.effects, plain.effects, len(points))
-
-    asyncio.run(scenario())
+    asyncio.run(scenario(files, program, manners, points, within_ms, blocking=True))

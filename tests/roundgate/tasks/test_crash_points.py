@@ -178,31 +178,19 @@ def table(dynamodb: Emulator) -> Iterator[Callable[[], StoredTasks]]:
 
 # "everything" is questions and rest, and takes as long; each day of "days" makes the same calls
 @pytest.mark.parametrize(
-    ("name", "every"), [("questions", 1), ("rest", 1), ("days", 5), ("waits", 1)]
+    ("name", "every", "is_cancelled"),
+    [(*story, False) for story in (("questions", 1), ("rest", 1), ("days", 5), ("waits", 1))]
+    + [("questions", 1, True)],
 )
-def test_a_process_dies_at_any_call_of_dynamodb(
-    files: Files, table: Callable[[], StoredTasks], name: str, every: int
+def test_a_process_dies_at_any_call_of_dynamodb_and_a_cancel_comes_there_too(
+    files: Files, table: Callable[[], StoredTasks], name: str, every: int, is_cancelled: bool
 ) -> None:
     tell(files, name, plan := Plan(), store=table)
     points = sampled(points_of(plan.calls)[::every], 23)
 
     def one(point: tuple[int, When]) -> Any:
-        return tell(files, name, Plan(dict([point])), store=table)
-
-    with ThreadPoolExecutor(6) as threads:
-        assert len(list(threads.map(one, points))) == len(points)
-    report(len(points))
-
-
-@pytest.mark.parametrize("name", ["questions"])
-def test_a_cancel_comes_at_any_call_of_dynamodb_and_the_process_dies_there_too(
-    files: Files, table: Callable[[], StoredTasks], name: str
-) -> None:
-    tell(files, name, plan := Plan(), store=table)
-    points = sampled(points_of(plan.calls), 23)
-
-    def one(point: tuple[int, When]) -> Any:
-        return tell(files, name, Plan(dict([point])), store=table, cancel_at=point)
+        cancel_at = point if is_cancelled else None
+        return tell(files, name, Plan(dict([point])), store=table, cancel_at=cancel_at)
 
     with ThreadPoolExecutor(6) as threads:
         assert len(list(threads.map(one, points))) == len(points)

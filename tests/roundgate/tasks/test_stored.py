@@ -58,6 +58,7 @@ from tests.roundgate.storage.task_contract import (
 )
 from tests.support.clocks import FixedClock
 from tests.support.postponing import Move, postpone, postpone_many
+from tests.support.reopening import reopening
 
 
 class DiesBeforeItNotes:
@@ -260,17 +261,10 @@ BLAME: Final = ("suspect", "deaths", "attempts", "declined_ms", "alone")
 
 @pytest.fixture
 async def reopen(tmp_path: Path) -> AsyncIterator[Reopen]:
-    made: list[StoredTasks] = []
-
-    def open_one() -> StoredTasks:
-        made.append(
-            StoredTasks(SqliteTasks(SqliteDatabase(tmp_path / "tasks.sqlite3", durable=False)))
-        )
-        return made[-1]
-
-    yield open_one
-    for store in made:
-        await store.aclose()
+    async with reopening(
+        lambda: StoredTasks(SqliteTasks(SqliteDatabase(tmp_path / "tasks.sqlite3", durable=False)))
+    ) as open_one:
+        yield open_one
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ server at the other end."""
 from __future__ import annotations
 
 import base64
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from roundgate.runtime.startup import make_ring
 from roundgate.settings.process import Settings, from_environment
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key
-from tests.support import root_logger
+from tests.support import moto_server, root_logger
 from tests.support.asgi import config_file
 from tests.support.clocks import FixedClock
 from tests.support.functions import add
@@ -28,34 +27,16 @@ NAME = "gateway/state-keys"
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel("ERROR")
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    yield f"http://127.0.0.1:{port}"
-    server.stop()
+    with moto_server.running() as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)
 def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine whose role is set up; each test finds an empty account."""
-    for name in (
-        "AWS_PROFILE",
-        "AWS_CONFIG_FILE",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "http_proxy",
-        "https_proxy",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    moto_server.machine(monkeypatch, endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
 def ring(**environment: str) -> list[str]:
