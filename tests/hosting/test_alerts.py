@@ -41,6 +41,7 @@ FIRES: dict[str, dict[str, str]] = {
         f"{STORE}{{}}": "0x60",
     },
     "RoundgateIssuerAway": {'roundgate_auth_refused_total{reason="keys unavailable"}': "_x58 3x2"},
+    "RoundgateAuditUnwritable": {"roundgate_audit_unwritable": "0x57 1x3"},
     "RoundgateOverdueTasks": {"roundgate_tasks_overdue_seconds": "0+60x60"},
     "RoundgateNoSweep": {"roundgate_tasks_overdue_seconds": "0x20 stale"},
     "RoundgateTakeovers": {'roundgate_tasks_takeovers_total{gen_ai_tool_name="t"}': "_x55 3x5"},
@@ -84,6 +85,7 @@ QUIET = {
     "roundgate_tasks_created_total": "0+100x60",
     'roundgate_tasks_ended_total{outcome="ok"}': "0+100x60",
     "roundgate_backends_missing": "0x60",
+    "roundgate_audit_unwritable": "1x5 0x55",
     'roundgate_auth_refused_total{reason="expired"}': "0+10x60",
     'roundgate_backends_circuit{backend="b",host="h"}': "0x60",
 }

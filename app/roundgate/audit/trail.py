@@ -20,6 +20,7 @@ import pwd
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -34,11 +35,15 @@ from roundgate.clock import Clock, Timer, iso
 from roundgate.errors import Unavailable
 from roundgate.json import encode
 from roundgate.observability.correlation import CORRELATION, Correlation
+from roundgate.observability.metrics import set_audit_unwritable
 from roundgate.settings import AuditConfig
 
 MAX_WAITING: Final = 10_000
 """The maximum number of records that wait in memory while the log cannot be written. Further records
 are only counted."""
+RETRY_S: Final = 5.0
+"""Seconds after which a log that could not be written is tried again without a call. The first time
+is that of the checkpoint that was due."""
 MAX_NAME: Final = 200
 """The maximum number of recorded characters of a name or URI, as in the log."""
 
@@ -311,6 +316,7 @@ class Trail:
             self._write(iso(self._clock.now_ms()), "resumed", {"lost": self._lost})
             log.warning("the audit log is written again", extra={"fields": {"lost": self._lost}})
             self._lost, self.trouble = 0, None
+            set_audit_unwritable(False)
 
     def _write(self, at: str, event: str, facts: Mapping[str, Any]) -> None:
         assert self._sink is not None
@@ -331,17 +337,21 @@ class Trail:
         self._head = hashed.hexdigest()
         self._records = number + 1
         if self._timer is None:
-            try:
-                self._timer = detached(self._clock.call_later, self._checkpoint_s, self._checkpoint)
-            except RuntimeError:  # no event loop runs here; the next record sets the timer
-                self._timer = None
+            self._set_timer(self._checkpoint_s)
+
+    def _set_timer(self, seconds: float) -> None:
+        with suppress(RuntimeError):  # no event loop runs here; the next record sets the timer
+            self._timer = detached(self._clock.call_later, seconds, self._checkpoint)
 
     def _failed(self, error: OSError) -> None:
         if self.trouble is None:
             effect = "calls are refused" if self._refuses else "calls continue"
             fields = {"error": str(error), "effect": effect}
             log.error("the audit log cannot be written", extra={"fields": fields})
+            set_audit_unwritable(True)
         self.trouble = f"the audit log cannot be written: {error.strerror or error}"
+        if self._timer is None:
+            self._set_timer(RETRY_S)
 
     def _keep(self, record: _Record) -> None:
         if len(self._waiting) < MAX_WAITING:
@@ -353,6 +363,8 @@ class Trail:
         with self._lock:
             self._timer = None
             try:
+                if self.trouble is not None:
+                    self._resume()
                 self._mark()
             except OSError as error:
                 self._failed(error)

@@ -103,6 +103,9 @@ class Instruments:
         self.seals_refused = count(
             "roundgate.seals.refused", "Sealed values that could not be opened, by key"
         )
+        self.audit_unwritable = gauge(
+            "roundgate.audit.unwritable", "1 while the audit log cannot be written, else 0"
+        )
         self.dropped = count(
             "roundgate.answers.dropped", "Answers dropped because nobody reads them"
         )
@@ -167,6 +170,12 @@ def count_seal_refused(key: str) -> None:
     "unknown"."""
     if made := instruments():
         made.seals_refused.add(1, {"key": key})
+
+
+def set_audit_unwritable(is_unwritable: bool) -> None:
+    """Record that the audit log can no longer be written, or can again."""
+    if made := instruments():
+        made.audit_unwritable.set(int(is_unwritable))
 
 
 class Metrics:

@@ -19,7 +19,7 @@ from roundgate.audit.records import FIRST
 from roundgate.audit.sinks import Files, StandardOutput
 from roundgate.audit.trail import MAX_WAITING
 from roundgate.auth.principal import LOCAL
-from roundgate.clock import Clock
+from roundgate.clock import Clock, Timer
 from roundgate.errors import Unavailable
 from roundgate.observability.correlation import Correlation, correlated
 from roundgate.settings import AuditConfig
@@ -176,6 +176,37 @@ async def test_a_call_is_refused_while_its_record_cannot_be_written() -> None:
     assert disk.events() == expected
     assert len(logged.of("the audit log cannot be written")) == 1
     assert len(logged.of("the audit log is written again")) == 1
+
+
+class HastyClock(Clock):
+    """The real clock, whose timers do not wait."""
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return super().call_later(min(seconds, 0.001), callback)
+
+
+@pytest.mark.parametrize("records", [0, 1])
+async def test_a_log_is_written_again_without_a_call(records: int) -> None:
+    """A balancer sends no call to a gateway that is not ready."""
+    disk = Disk()
+    trail = Trail(AuditConfig(), lambda _: disk, DIGESTS, HastyClock())
+    for _ in range(records):
+        trail.record("called", {})
+    disk.is_full = True
+    with log_lines() as logged:
+        trail.open()
+        with pytest.raises(Unavailable):
+            trail.record("called", {}, must=True)
+        await asyncio.sleep(0.05)
+        assert trail.refuses
+        disk.is_full = False
+        async with asyncio.timeout(60):
+            while trail.refuses:
+                await asyncio.sleep(0.01)
+    assert disk.events() == ["started", *["called"] * records, "resumed"]
+    assert len(logged.of("the audit log cannot be written")) == 1
+    assert len(logged.of("the audit log is written again")) == 1
+    await trail.aclose()
 
 
 async def test_calls_go_on_without_records_if_configured() -> None:
