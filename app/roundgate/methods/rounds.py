@@ -75,10 +75,17 @@ IDEMPOTENCY_KEY: Final = "roundgate/idempotencyKey"
 """The member of a request's `_meta` with a client's key for a call: 1 to 256 visible ASCII
 characters. The protocol reserves no prefix of one label (basic/index, "_meta")."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,256}")
-_DOUBT_PAUSE_S: Final = 0.5
-"""Seconds that a round without questions waits: its client repeats it immediately, and the store
-needs a moment."""
-_NOT_WRITTEN: Final = "The task of this call could not be written; send the same request again"
+_DOUBT_PAUSE_S: Final = 0.25
+"""Seconds that a round without questions waits, times its number: its client repeats it immediately,
+and the store needs a moment."""
+_LAST_DOUBT: Final = 8
+"""The round in which a task in doubt is an error. Clients often stop at 10, and would only say that
+the server still asks."""
+_NOT_WRITTEN: Final = (
+    "The gateway's store does not answer, so the task of this call may or may not exist, and the call "
+    "may still take effect. The same request with the same requestState or idempotency key gets the "
+    "same task; check for effects before you make a new call"
+)
 
 
 class RequestContext(Call, kw_only=True, eq=False):
@@ -397,9 +404,10 @@ class Calls(Struct, frozen=True, kw_only=True):
         Raises:
             Unavailable: there have been too many such rounds, or the state is too large.
         """
-        if round_.number >= self.max_rounds:
+        if round_.number >= min(self.max_rounds, _LAST_DOUBT):
             raise Unavailable(_NOT_WRITTEN)
-        await asyncio.sleep(min(_DOUBT_PAUSE_S, (call.deadline.remaining_ms() or 0) / 2000))
+        pause_s = _DOUBT_PAUSE_S * round_.number
+        await asyncio.sleep(min(pause_s, (call.deadline.remaining_ms() or 0) / 2000))
         try:
             state = self._seal(journal, round_, call.principal, FixedTask(round_.task_id, ended))
         except (StateTooLarge, TypeError):
