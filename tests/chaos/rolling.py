@@ -27,6 +27,7 @@ from typing import Final
 
 import httpx
 
+from roundgate.tokens import keys
 from roundgate_aws.machine import reserved_port
 from tests.chaos.tasks import store, stores
 from tests.chaos.traffic import (
@@ -97,8 +98,10 @@ async def rolled(
 
 
 def _rotate(ring: Path, stage: int) -> None:
-    environment = os.environ | {"GATEWAY_STATE_KEYS": ring.read_text()}
-    command = [*COMMAND, "keys", "rotate", "--stage", str(stage)]
+    environment = os.environ | {"GATEWAY_STATE_KEYS_FILE": str(ring)}
+    held = keys.parse(ring.read_text(), str(ring))
+    new = [] if stage == 1 else [f"--key={held[1 if stage == 2 else 0].id}"]
+    command = [*COMMAND, "keys", "rotate", "--stage", str(stage), *new]
     ring.write_bytes(subprocess.run(command, env=environment, check=True, stdout=-1).stdout)
 
 

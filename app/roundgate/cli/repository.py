@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib.resources import files
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.cli.arguments import Commands, command, flag
-from roundgate.cli.output import show_table
+from roundgate.cli.output import say, show_table
 from roundgate.config import json_schema
 from roundgate.errors import UsageError
 from roundgate.extensions import load_extension
+from roundgate.settings.process import from_environment
 from roundgate.tokens import keys
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ def declare(commands: Commands) -> None:
     rotate = actions.add_parser("rotate", help=about)
     about = "1: add a key, 2: seal with the new key, 3: drop the old keys"
     rotate.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help=about)
+    about = "id of the new key, which stage 1 prints on standard error (stages 2 and 3)"
+    rotate.add_argument("--key", metavar="ID", help=about)
 
     schema = command(
         commands, "schema", "print a JSON Schema for editors",
@@ -77,7 +81,7 @@ def _print_schema(arguments: argparse.Namespace) -> int:
 def _print_keys(arguments: argparse.Namespace) -> int:
     """Print a new key, or the keys of a rotation. Raise UsageError if the keys of the environment cannot
     be rotated."""
-    print(keys.new_key() if arguments.action == "new" else _rotated(arguments.stage))
+    print(keys.new_key() if arguments.action == "new" else _rotated(arguments.stage, arguments.key))
     return 0
 
 
@@ -222,17 +226,17 @@ def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:
     return {**outside, "anyOf": [*inside, _REFERENCE]}
 
 
-def _rotated(stage: int) -> str:
+def _rotated(stage: int, key: str | None) -> str:
     """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs runbooks/rotate-keys`).
-    Raise UsageError if the variable lacks the keys for the stage."""
-    current = os.environ.get("GATEWAY_STATE_KEYS", "")
-    if not current:
-        raise UsageError("set GATEWAY_STATE_KEYS to the current keys")
-    keys.parse(current, "GATEWAY_STATE_KEYS")
-    ring = [key.strip() for key in current.split(",")]
-    if stage > 1 and len(ring) < 2:
-        raise UsageError("GATEWAY_STATE_KEYS has only one key: begin with --stage 1")
-    return ",".join(keys.rotate(ring, stage))
+    Raise UsageError if the keys of the environment are not those of the stage."""
+    current = from_environment(os.environ).state_keys
+    if current is None:
+        raise UsageError("set GATEWAY_STATE_KEYS or GATEWAY_STATE_KEYS_FILE to the current keys")
+    ring = keys.rotate([part.strip() for part in current.split(",")], stage, key)
+    if stage == 1:
+        new = keys.parse(ring[-1], "the new key")[0].id
+        say(f"the new key is {new}: pass --key={new} to stages 2 and 3", to=sys.stderr)
+    return ",".join(ring)
 
 
 _PACKAGE: Final = Path(__file__).parents[1]

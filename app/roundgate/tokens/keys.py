@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 from weakref import ref
 
 from roundgate.clock import Clock
-from roundgate.errors import ConfigError, Problem, Unavailable
+from roundgate.errors import ConfigError, Problem, Unavailable, UsageError
 from roundgate.settings.files import read_regular
 from roundgate.tokens.sealed import KEY_BYTES, Key
 
@@ -216,21 +216,37 @@ def _ask_aws(source: str, ask: Callable[[], T]) -> T:
         raise _unusable(source, message, remedy) from error
 
 
-def rotate(keys: Sequence[str], stage: int, fresh: str | None = None) -> list[str]:
-    """Return the ring for the next stage of a rotation. Restart every replica between two stages.
+def rotate(ring: Sequence[str], stage: int, key: str | None = None) -> list[str]:
+    """Return the ring for the next stage of a rotation. Restart every replica between two stages. The
+    order of two keys does not tell which is new, so stages 2 and 3 need its id; repeated, they change
+    nothing.
 
-    1  adds a new key (`fresh`, or a random one) at the end, so every replica can open its tokens
+    1  adds a new key at the end, so every replica can open its tokens
     2  moves the new key to the front: it seals from now on, the old keys still open
     3  removes the old keys, once their tokens have expired
 
     Raises:
-        ValueError: `stage` is not 1, 2 or 3.
+        UsageError: a rotation has begun (stage 1), the ring has no key of the id `key` (stages 2, 3),
+            or this key does not seal yet (stage 3).
+        ConfigError: a key is invalid.
     """
-    match stage:
-        case 1:
-            return [*keys, fresh or new_key()]
-        case 2:
-            return [keys[-1], *keys[:-1]]
-        case 3:
-            return [keys[0]]
-    raise ValueError("a rotation has the stages 1, 2 and 3")
+    ids = [secret.id for secret in parse(",".join(ring), "GATEWAY_STATE_KEYS")]
+    shown = f"the ring has {', '.join(ids)}, and {ids[0]} seals"
+    if stage == 1:
+        if len(ring) > 1:
+            raise UsageError(
+                f"a rotation has begun: {shown}; continue with --stage 2 and --key=ID of the new key"
+            )
+        return [*ring, new_key()]
+    if key not in ids:
+        raise UsageError(
+            f"--stage {stage} needs --key=ID, the id of the new key that stage 1 printed; {shown}"
+        )
+    place = ids.index(key)
+    if stage == 2:
+        return [ring[place], *ring[:place], *ring[place + 1 :]]
+    if place > 0:
+        raise UsageError(
+            f"{key} does not seal yet: {shown}; run --stage 2 and restart all replicas first"
+        )
+    return [ring[0]]

@@ -4,6 +4,7 @@ one by one, none is lost."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
@@ -14,6 +15,7 @@ import pytest
 
 from roundgate import Context, tool
 from roundgate.cli import main
+from roundgate.errors import UsageError
 from roundgate.settings.process import Settings
 from roundgate.tokens import keys
 from tests.support.asgi import Client, built, client, config_file
@@ -119,8 +121,9 @@ def fleet(tmp_path: Path) -> Fleet:
 async def test_no_round_is_lost_while_the_keys_are_rotated(fleet: Fleet) -> None:
     old = [keys.new_key()]
     both = keys.rotate(old, 1)
-    swapped = keys.rotate(both, 2)
-    new = keys.rotate(swapped, 3)
+    new_id = ids(both)[-1]
+    swapped = keys.rotate(both, 2, new_id)
+    new = keys.rotate(swapped, 3, new_id)
     async with fleet.under_load(old):
         await fleet.restart(both)
         await fleet.restart(swapped)
@@ -140,12 +143,36 @@ async def test_a_rotation_that_leaves_a_stage_out_does_lose_rounds(fleet: Fleet)
     assert {body["error"]["code"] for body in fleet.lost} == {-32602}
 
 
-def test_the_stages_are_add_swap_and_drop() -> None:
-    assert keys.rotate(["a", "b"], 1, "c") == ["a", "b", "c"]
-    assert keys.rotate(["a", "b", "c"], 2) == ["c", "a", "b"]
-    assert keys.rotate(["c", "a", "b"], 3) == ["c"]
-    with pytest.raises(ValueError, match="1, 2 and 3"):
-        keys.rotate(["a"], 4)
+def ids(ring: list[str]) -> list[str]:
+    """The ids of the keys of a ring."""
+    return [key.id for key in keys.parse(",".join(ring), "the test")]
+
+
+def test_the_stages_are_add_swap_and_drop_and_may_be_repeated() -> None:
+    old = keys.new_key()
+    both = keys.rotate([old], 1)
+    assert both[0] == old
+    new, new_id = both[1], ids(both)[1]
+    swapped = keys.rotate(both, 2, new_id)
+    assert swapped == [new, old] == keys.rotate(swapped, 2, new_id)
+    only = keys.rotate(swapped, 3, new_id)
+    assert only == [new] == keys.rotate(only, 3, new_id) == keys.rotate(only, 2, new_id)
+
+
+def test_a_stage_out_of_turn_is_refused_and_says_which_keys_there_are() -> None:
+    both = keys.rotate([keys.new_key()], 1)
+    old_id, new_id = ids(both)
+    shown = f"the ring has {old_id}, {new_id}, and {old_id} seals"
+    for stage, key, reason in (
+        (1, None, "a rotation has begun"),
+        (2, None, "the id of the new key"),
+        (3, None, "the id of the new key"),
+        (2, "unknown", "the id of the new key"),
+        (3, new_id, "does not seal yet"),
+    ):
+        with pytest.raises(UsageError, match=reason) as refused:
+            keys.rotate(both, stage, key)
+        assert shown in str(refused.value)
 
 
 def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -153,13 +180,24 @@ def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out.strip()
 
 
+@pytest.mark.parametrize("variable", ["GATEWAY_STATE_KEYS", "GATEWAY_STATE_KEYS_FILE"])
 def test_the_command_prints_a_ring_for_each_stage(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    variable: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("GATEWAY_STATE_KEYS", keys.new_key())  # the file takes precedence
     rings = [_printed(capsys, "new")]
+    new_key: list[str] = []
     for stage in ("1", "2", "3"):
-        monkeypatch.setenv("GATEWAY_STATE_KEYS", rings[-1])
-        rings.append(_printed(capsys, "rotate", "--stage", stage))
+        (tmp_path / "ring").write_text(rings[-1])
+        is_file = variable.endswith("_FILE")
+        monkeypatch.setenv(variable, str(tmp_path / "ring") if is_file else rings[-1])
+        assert main(["keys", "rotate", "--stage", stage, *new_key]) == 0
+        printed = capsys.readouterr()
+        rings.append(printed.out.strip())
+        new_key = new_key or re.findall(r"--key=[\w-]+", printed.err)
     old, new = rings[0], rings[3]
     assert rings == [old, f"{old},{new}", f"{new},{old}", new]
     assert [len(keys.parse(ring, "test")) for ring in rings] == [1, 2, 2, 1]
@@ -169,8 +207,8 @@ def test_the_command_prints_a_ring_for_each_stage(
     ("ring", "stage", "complaint"),
     [
         ("", "1", "set GATEWAY_STATE_KEYS"),
-        (keys.new_key(), "2", "begin with --stage 1"),
-        (keys.new_key(), "3", "begin"),
+        (keys.new_key(), "2", "needs --key=ID"),
+        (keys.new_key(), "3", "needs --key=ID"),
     ],
     ids=["no ring", "nothing to swap", "nothing to drop"],
 )
