@@ -333,17 +333,20 @@ class Unauthenticated(AuthError):
 
 
 class InsufficientScope(AuthError):
-    """403: the token lacks `scopes`."""
+    """403: the token lacks `scopes`. `principal` is its caller, for the log, if the request has no
+    principal yet."""
 
     status = 403
 
-    def __init__(self, what: str, scopes: Sequence[str]) -> None:
+    def __init__(self, what: str, scopes: Sequence[str], principal: Any = None) -> None:
         super().__init__("insufficient_scope", f"{what} needs the scope {' '.join(scopes)}", scopes)
         self._what = what
+        self.principal = principal
 
     def renamed(self, rename: Callable[[str], str]) -> InsufficientScope:
         """Return the error with the names under which clients request the scopes."""
-        return InsufficientScope(self._what, [rename(scope) for scope in self.scopes])
+        scopes = [rename(scope) for scope in self.scopes]
+        return InsufficientScope(self._what, scopes, self.principal)
 
 
 class InternalError(GatewayError):

@@ -47,7 +47,7 @@ class JwtVerifier(Struct, frozen=True):
         digest = sha256(token.encode()).digest()
         verified = await self._remembered(digest) or await self._verify(token, digest)
         if not verified.principal.scopes.issuperset(self.config.scopes):
-            raise InsufficientScope("every call", self.config.scopes)
+            raise InsufficientScope("every call", self.config.scopes, verified.principal)
         return verified.caller()
 
     async def _remembered(self, digest: bytes) -> VerifiedToken | None:
@@ -210,7 +210,7 @@ class AuthorizerVerifier(Struct, frozen=True):
             )
         principal = principal_from_authorizer(self.config, claims)
         if not principal.scopes.issuperset(self.config.scopes):
-            raise InsufficientScope("every call", self.config.scopes)
+            raise InsufficientScope("every call", self.config.scopes, principal)
         return principal
 
 

@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from roundgate.aio import TaskWatch
 from roundgate.auth import Principal
-from roundgate.errors import AuthError, GatewayError, TransportError, Unavailable
+from roundgate.errors import AuthError, GatewayError, InsufficientScope, TransportError, Unavailable
 from roundgate.http.protected import ProtectedResource
 from roundgate.observability import REQUESTS
 from roundgate.observability.correlation import Correlation
@@ -341,6 +341,8 @@ class Exchange:
         """Record a refusal for the log line. Return the error with the names under which clients
         request scopes."""
         error = error if self.resource is None else self.resource.requested(error)
+        if isinstance(error, InsufficientScope) and self.principal is None:
+            self.principal = error.principal
         self.label, self.error, self.reason = "unauthorized", str(error), error.reason
         return error
 

@@ -298,7 +298,7 @@ class StoreFacts(Struct, frozen=True):
 
 
 class Ports(NamedTuple):
-    """The parts of a store. Nothing is connected before its first use."""
+    """The parts of a store. Nothing stays connected before its first use."""
 
     tasks: TaskStore
     queue: TaskQueue

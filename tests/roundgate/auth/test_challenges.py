@@ -92,6 +92,18 @@ async def test_the_first_challenge_names_the_scopes_that_every_call_needs(strict
     }
 
 
+async def test_the_log_names_the_caller_whose_token_lacks_a_scope_of_every_call(
+    strict: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "roundgate.request")
+    for headers in (bearer(token(scope="other")), bearer(token(scope="other")[:-4] + "AAAA")):
+        await strict.post("tools/call", {"name": "whoami"}, headers=headers)
+    refused, forged = [vars(record)["fields"] for record in caplog.records]
+    assert (refused["status"], refused["error"]) == (403, "every call needs the scope mcp")
+    assert (refused["subject"], refused["issuer"], refused["client"]) == ("ann", ISSUER, "cli")
+    assert (forged["status"], forged.get("subject")) == (401, None)
+
+
 ENTRA = {"mcp.access": "api://gateway/mcp.access", "files:read": "api://gateway/files:read"}
 
 

@@ -256,7 +256,7 @@ async def test_a_store_that_stays_away_ends_in_503_before_clients_give_up(
     stores, _ = doubting(tmp_path, failed=100)
     params = sent = {"name": "at_once", "arguments": {}}
     async with tasked(tmp_path, *orders.tools(), stores=stores, state={"max_rounds": most}) as ann:
-        answers = []
+        answers: list[int] = []
         while answers[-1:] != [503]:
             response = await ann.send("tools/call", sent)
             answers.append(response.status_code)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -14,14 +16,15 @@ import pytest
 from msgspec.structs import replace
 
 from roundgate.clock import Clock
-from roundgate.errors import Unavailable
+from roundgate.errors import ConfigError, Unavailable
 from roundgate.protocol.tasks import Status
-from roundgate.storage.ports import OnceStore, SessionRow, TaskQueue
+from roundgate.storage.ports import OnceStore, Opening, SessionRow, TaskQueue
 from roundgate.storage.postgres import (
     PostgresDatabase,
     PostgresQueue,
     PostgresSessions,
     PostgresTasks,
+    open_store,
     tasks,
 )
 from roundgate.storage.postgres import database as limits
@@ -412,6 +415,27 @@ class TestTables:
             Unavailable, match=r"version 2, this version uses 1\); use that version"
         ):
             await migrate(connection)
+
+    async def test_a_process_refuses_to_start_on_tables_that_need_a_later_version(
+        self, connection: Any, postgresql: Server
+    ) -> None:
+        opening = Opening(postgresql.url, Path("unused"), Clock(), 1, 1, None)
+        open_store(opening)  # before there are tables
+        await migrate(connection)
+        open_store(opening)
+        await connection.execute("update roundgate.store set min_version = 99")
+        with pytest.raises(ConfigError, match=r"version 1, this version uses 1\)"):
+            open_store(opening)
+
+    async def test_a_process_starts_while_the_database_does_not_answer(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(limits, "CHECK_S", 0.2)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            url = f"postgresql://roundgate@127.0.0.1:{port}/roundgate"
+            open_store(Opening(url, Path("unused"), Clock(), 1, 1, None))
+        open_store(Opening(url, Path("unused"), Clock(), 1, 1, None))
 
     async def test_tables_that_another_script_made_are_refused(self, connection: Any) -> None:
         await migrate(connection, ("-- before they were settled\n" + MIGRATIONS[0],))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import Thread
 from typing import Any, Final
 
 import asyncpg
@@ -16,8 +17,10 @@ import asyncpg
 from roundgate.background import detached
 from roundgate.errors import Unavailable
 from roundgate.storage.ports import Outage
-from roundgate.storage.postgres.schema import migrate
+from roundgate.storage.postgres.schema import check_version, migrate
 
+CHECK_S: Final = 3
+"""The time limit in seconds for the check of the tables when a process starts."""
 CONNECT_S: Final = 5
 """The time limit in seconds for making a connection."""
 ACQUIRE_S: Final = 10
@@ -46,6 +49,31 @@ _OPTIONS: Final[dict[str, Any]] = {
         "plan_cache_mode": "force_generic_plan",  # planning would take half of a statement's time
     },
 }
+
+
+def other_version(url: str) -> str | None:
+    """Return the reason why this version cannot use the tables of a database. Return `None` if it can,
+    or if the database does not answer within `CHECK_S` seconds: plain calls do without it."""
+    reasons: list[str] = []
+
+    async def check() -> None:
+        connection = await asyncpg.connect(url, **_OPTIONS)
+        try:
+            await check_version(connection)
+        except Unavailable as error:
+            reasons.append(str(error))
+        finally:
+            await connection.close()
+
+    def run() -> None:
+        with suppress(*_FAILED):  # the first use of the store tells of it
+            asyncio.run(check())
+
+    # in a thread, because an event loop may run here, and name resolution cannot be cancelled
+    checking = Thread(target=run, daemon=True)
+    checking.start()
+    checking.join(CHECK_S)
+    return reasons[0] if reasons else None
 
 
 class PostgresDatabase:

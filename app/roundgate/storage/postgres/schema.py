@@ -74,14 +74,14 @@ async def migrate(
     Raises:
         Unavailable: this version cannot use the tables.
     """
-    version, store = await _version(connection, scripts)
+    version, store = await check_version(connection, scripts)
     if version >= len(scripts):
         return store
     async with connection.transaction():
         settings = "set local statement_timeout = 0; set local search_path = roundgate"
         idle = f"set local idle_in_transaction_session_timeout = {IDLE_MS}"
         await connection.execute(f"{settings}; {idle}; select pg_advisory_xact_lock({_LOCK})")
-        version, store = await _version(connection, scripts)
+        version, store = await check_version(connection, scripts)
         if version >= len(scripts):
             return store
         if await connection.fetchval("select to_regnamespace('roundgate') is null"):
@@ -92,10 +92,10 @@ async def migrate(
         await connection.execute("alter table store add column if not exists min_version int")
         update = "update store set version = $1, tables_id = $2, min_version = $3"
         await connection.execute(update, len(scripts), _tables_id(scripts), min_version)
-    return (await _version(connection, scripts))[1]
+    return (await check_version(connection, scripts))[1]
 
 
-async def _version(connection: Any, scripts: Sequence[str]) -> tuple[int, str]:
+async def check_version(connection: Any, scripts: Sequence[str] = MIGRATIONS) -> tuple[int, str]:
     """Return the version of the tables, 0 if there are none, and the store's id.
 
     Raises:
@@ -110,7 +110,7 @@ async def _version(connection: Any, scripts: Sequence[str]) -> tuple[int, str]:
     version, number, store, min_version = row
     mine = len(scripts)
     if min_version > mine or (version <= mine and number != _tables_id(scripts[:version])):
-        which = f"this version uses {mine}" if version > mine else "with other tables"
+        which = f"this version uses {mine}" if min_version > mine else "with other tables"
         raise Unavailable(
             "another version of the gateway has changed the tables of the database (version"
             f" {version}, {which}); use that version, or another database"
