@@ -293,6 +293,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "httpx",
     "jinja2",
     "jmespath",
+    "jsonschema_rs",
     "mangum",
     "uvicorn",
     "roundgate.audit",

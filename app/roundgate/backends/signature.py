@@ -16,7 +16,7 @@ import json
 import math
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -31,6 +31,7 @@ from typing import (
     get_type_hints,
 )
 
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from msgspec import Struct, structs
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import (
@@ -112,7 +113,12 @@ class Signature(Struct, frozen=True, dict=True):
     is_async: bool
     returns: Any
     """The return annotation, or `Parameter.empty`."""
-    _adapter: TypeAdapter[dict[str, Any]]
+    _name: str
+    _hints: Mapping[str, Any]
+    """The annotations of `parameters`, by the function's own names."""
+    _is_plain: bool
+    """Whether all parameters have types of JSON. Such a signature is valid, and makes its adapter at
+    the first call."""
     _defaults: Mapping[str, Any]
     _own_defaults: Mapping[str, Any]
     """Defaults by the function's own names."""
@@ -124,12 +130,7 @@ class Signature(Struct, frozen=True, dict=True):
     def input_schema(self) -> dict[str, Any]:
         """The JSON Schema 2020-12 of the arguments, an object. Raises TypeError if a parameter's
         type has none."""
-        try:
-            schema = self._adapter.json_schema(schema_generator=WithoutTitles)
-        except PydanticInvalidForJsonSchema as error:
-            reason = str(error).splitlines()[0]
-            raise TypeError(f"a parameter has no JSON Schema: {reason}. {_TYPES}") from error
-        schema.pop("title", None)
+        schema = self._plain_schema() if self._is_plain else self._schema()
         properties = schema.setdefault("properties", {})
         for parameter in self.parameters:
             shown = properties.get(parameter.name, {})
@@ -138,6 +139,54 @@ class Signature(Struct, frozen=True, dict=True):
             if parameter.name in self._defaults:
                 shown.setdefault("default", self._defaults[parameter.name])
         return schema
+
+    def _schema(self) -> dict[str, Any]:
+        try:
+            schema = self._adapter.json_schema(schema_generator=WithoutTitles)
+        except PydanticInvalidForJsonSchema as error:
+            reason = str(error).splitlines()[0]
+            raise TypeError(f"a parameter has no JSON Schema: {reason}. {_TYPES}") from error
+        schema.pop("title", None)
+        return schema
+
+    def _plain_schema(self) -> dict[str, Any]:
+        """Return the result of `_schema` for plain parameters. Their schemas one by one take a fifth
+        of the time, because most are those of earlier parameters."""
+        required = [parameter.name for parameter in self.parameters if parameter.required]
+        hints = zip(self.parameters, self._hints.values(), strict=True)
+        return {
+            "additionalProperties": False,
+            "properties": {parameter.name: fresh(_derive(hint)[1]) for parameter, hint in hints},
+            **({"required": required} if required else {}),
+            "type": "object",
+        }
+
+    @property
+    def compiled(self) -> tuple[dict[str, Any], Schema] | None:
+        """The input schema, and the check of arguments by pydantic; `None` if JSON Schema has to
+        check them."""
+        if not self._is_plain:
+            return None
+        return self.input_schema, Schema(self.input_schema, self._accepts)
+
+    def _accepts(self, arguments: Any) -> bool:
+        return self._adapter.validator.isinstance_python(arguments, strict=True)
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[dict[str, Any]]:
+        """Reads arguments. Raises TypeError if a parameter's type has no JSON Schema."""
+        fields = {
+            name: NotRequired[hint] if name in self._own_defaults else Required[hint]
+            for name, hint in self._hints.items()
+        }
+        make: Any = TypedDict  # type checkers accept only fields that are known before run time
+        arguments = make(self._name, fields)
+        arguments.__pydantic_config__ = ConfigDict(extra="allow" if self.takes_any else "forbid")
+        try:
+            return TypeAdapter(arguments)
+        except Exception as error:
+            reason = str(error).splitlines()[0].partition(". Set `")[0]
+            raise TypeError(f"a parameter has no JSON Schema: {reason}. {_TYPES}") from error
 
     @cached_property
     def _readings(self) -> Readings:
@@ -166,13 +215,14 @@ class Signature(Struct, frozen=True, dict=True):
             ValueError: an argument is invalid (the message names each, with the reason), or
                 validation would take too many attempts.
         """
-        readings = self._readings
-        if not readings.are_few and readings.may_exceed(MAX_READINGS, arguments):
+        if not self._is_plain and self._readings.may_exceed(MAX_READINGS, arguments):
             raise ValueError(
                 f"validating them takes more than {MAX_READINGS:,} attempts; send less, or nest values less deeply"
             )
         try:
-            bound: dict[str, Any] = self._adapter.validator.validate_python(fresh(arguments))
+            # pydantic itself copies the lists of plain parameters
+            own = arguments if self._is_plain else fresh(arguments)
+            bound: dict[str, Any] = self._adapter.validator.validate_python(own)
         except ValidationError as error:
             if (count := error.error_count()) > _MAX_ERRORS:  # listing a million takes ten seconds
                 raise ValueError(f"{count} values are invalid") from None
@@ -206,7 +256,7 @@ def describe(function: Callable[..., Any]) -> Signature:
     _check_function(function)
     hints = _read_hints(function)
     summary, described = _read_docstring(function)
-    fields: dict[str, Any] = {}
+    filled: dict[str, Any] = {}
     parameters: list[FunctionParameter] = []
     defaults: dict[str, Any] = {}
     own_defaults: dict[str, Any] = {}
@@ -233,7 +283,7 @@ def describe(function: Callable[..., Any]) -> Signature:
             )
         else:
             required = parameter.default is parameter.empty
-            fields[name] = Required[hint] if required else NotRequired[hint]
+            filled[name] = hint
             parameters.append(
                 FunctionParameter(_public_name(name, hint), described.get(name), required)
             )
@@ -242,19 +292,23 @@ def describe(function: Callable[..., Any]) -> Signature:
                 _note_default(defaults, parameters[-1].name, parameter.default)
                 if isinstance(parameter.default, _CHANGEABLE) and _can_be_copied(parameter.default):
                     changeable[name] = parameter.default
-    adapter = _adapter(function.__name__, fields, closed=not takes_any)
-    return Signature(
+    signature = Signature(
         summary=summary,
         parameters=tuple(parameters),
         takes_context=takes_context,
         takes_any=takes_any,
         is_async=inspect.iscoroutinefunction(inspect.unwrap(function)),
         returns=hints.get("return", inspect.Parameter.empty),
-        _adapter=adapter,
+        _name=function.__name__,
+        _hints=filled,
+        _is_plain=not takes_any and all(map(_is_plain, filled.values())),
         _defaults=defaults,
         _own_defaults=own_defaults,
         _changeable=changeable,
     )
+    if not signature._is_plain:
+        _ = signature._adapter
+    return signature
 
 
 _OF_WRAPPERS: Final = " (if your own decorator made the function, add functools.wraps to it)"
@@ -293,15 +347,28 @@ def _is_context(hint: Any) -> bool:
     return hint in _CONTEXTS
 
 
-def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dict[str, Any]]:
-    make: Any = TypedDict  # type checkers accept only fields that are known before run time
-    arguments = make(name, fields)
-    arguments.__pydantic_config__ = ConfigDict(extra="forbid" if closed else "allow")
-    try:
-        return TypeAdapter(arguments)
-    except Exception as error:
-        reason = str(error).splitlines()[0].partition(". Set `")[0]
-        raise TypeError(f"a parameter has no JSON Schema: {reason}. {_TYPES}") from error
+def _is_plain(hint: Any) -> bool:
+    """Return whether an annotation consists of types of JSON, so that values which pydantic accepts
+    without conversion conform to its schema. Dicts do not, because pydantic accepts names that are
+    not valid text; JSON Schema is thirty times as fast for lists of lists."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _is_plain(parts[0]) and all(map(_is_plain_note, parts[1:]))
+    if origin in (Union, types.UnionType):
+        return all(map(_is_plain, parts))
+    return (parts[0] if origin is list else hint) in (bool, int, float, str, type(None))
+
+
+def _is_plain_note(note: Any) -> bool:
+    """Return whether a note of an annotation adds only a description and bounds, which mean the same
+    to pydantic and in JSON Schema."""
+    if not isinstance(note, FieldInfo):
+        return isinstance(note, (str, Ge, Gt, Le, Lt, MinLen, MaxLen))
+    attributes = note.asdict()["attributes"] | {"description": None}
+    return attributes == _UNSET and all(map(_is_plain_note, note.metadata))
+
+
+_UNSET: Final = FieldInfo().asdict()["attributes"]
 
 
 def _public_name(name: str, hint: Any) -> str:
@@ -374,9 +441,11 @@ class ToolReturn(Struct, frozen=True):
         Raises:
             ValueError: the output schema is unusable.
         """
-        derive = _derive_common if _is_common(annotation) else _derive
-        adapter, schema = (None, None) if _is_content(annotation) else derive(annotation)
-        schema = verbatim or schema
+        adapter, derived = (None, None) if _is_content(annotation) else _derive(annotation)
+        if adapter and derived and verbatim is None and _is_plain(annotation):
+            accepts = partial(adapter.validator.isinstance_python, strict=True)
+            return cls(adapter, derived, Schema(derived, accepts))
+        schema = verbatim or derived
         return cls(adapter, schema, None if schema is None else Schema.compile(schema))
 
     def result(self, value: Any) -> ToolResult:
@@ -531,15 +600,15 @@ def _is_block_list(value: Any) -> bool:
     return all(isinstance(item, (str, *BLOCKS)) for item in value)
 
 
-_COMMON: Final = (bool, int, float, dict, list)
+_COMMON: Final = (bool, int, float, str, dict, list)
 _NO_SCHEMA: Final = (inspect.Parameter.empty, Any, object, None, type(None), str, ToolResult)
 
 
 def _is_common(annotation: Any) -> bool:
-    """Return whether many tools may share the conversion of a return type: a plain type, or a list
-    or dict of plain types."""
+    """Return whether many tools may share the schema of a type: a plain type, or a list or dict of
+    plain types. Unions may not, because `int | str` equals `str | int`."""
     if get_origin(annotation) in (list, dict):
-        return all(part is str or _is_common(part) for part in get_args(annotation))
+        return all(map(_is_common, get_args(annotation)))
     return annotation in _COMMON
 
 
@@ -564,18 +633,19 @@ def _mentions_block(annotation: Any) -> bool:
 
 
 def _derive(annotation: Any) -> tuple[TypeAdapter[Any] | None, dict[str, Any] | None]:
+    """Return the adapter and the JSON Schema of a type; `None` for a type without a schema: results
+    still become JSON, but have no output schema."""
+    derive = _derive_once if _is_common(annotation) else _derive_once.__wrapped__
+    return derive(annotation)
+
+
+@lru_cache(maxsize=256)
+def _derive_once(annotation: Any) -> tuple[TypeAdapter[Any] | None, dict[str, Any] | None]:
     try:
         adapter = TypeAdapter(annotation)
         return adapter, adapter.json_schema(mode="serialization", schema_generator=WithoutTitles)
     except (PydanticSchemaGenerationError, PydanticUserError):
-        # a type without a schema: results still become JSON, but have no output schema
-        return (
-            None,
-            None,
-        )
-
-
-_derive_common: Final = lru_cache(maxsize=256)(_derive)
+        return None, None
 
 
 class Callee(Struct, frozen=True):

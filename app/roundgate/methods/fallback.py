@@ -313,7 +313,7 @@ class InWords:
         self._rows_of = rows_of
         self._clock = clock
         self._answer_tool = answer_tool
-        self._arguments = Schema.compile(_ARGUMENTS)
+        self._arguments = Schema(_ARGUMENTS)
 
     async def question_result(
         self,

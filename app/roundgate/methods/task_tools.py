@@ -285,7 +285,7 @@ class TaskTools:
         self._access = access
         self._waiting = waiting
         self._results = results
-        self._arguments = {own: Schema.compile(schema) for own, schema in SCHEMAS.items()}
+        self._arguments = {own: Schema(schema) for own, schema in SCHEMAS.items()}
 
     def handle(self, created: Mapping[str, Any]) -> Reply:
         """Return the reply with the handle of a call that became a task: the schema's

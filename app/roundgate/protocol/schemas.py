@@ -1,8 +1,8 @@
 """JSON Schema for arguments and structured results (basic/index, "JSON Schema Usage").
 
-jsonschema-rs validates in 0.5 µs, the pure Python library in 200 (docs/decisions/0003). Schemas are
-2020-12 unless `$schema` names an earlier draft. No `$ref` is ever fetched; depth and size are
-bounded.
+jsonschema-rs validates in 0.5 µs, the pure Python library in 200 (docs/decisions/0003). It takes 9
+MiB, so it is loaded with the first schema that is compiled. Schemas are 2020-12 unless `$schema`
+names an earlier draft. No `$ref` is ever fetched; depth and size are bounded.
 
 The validator says of a union only that no alternative fits. Here the nearest alternative says what is
 wrong, or all of them say what they accept:
@@ -14,16 +14,18 @@ wrong, or all of them say what they accept:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import jsonschema_rs
-from jsonschema_rs import ReferencingError, ValidationError
 from msgspec import Struct
 
 from roundgate.json import at_pointer, encode
 from roundgate.protocol.readings import Readings, walk
+
+if TYPE_CHECKING:
+    from jsonschema_rs import ValidationError, Validator
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
@@ -35,9 +37,8 @@ MAX_READINGS: Final = 2_000_000
 ms."""
 MAX_BACKTRACKED: Final = 5_000
 """The maximum number of values to validate if a pattern backtracks."""
-_LINEAR: Final = jsonschema_rs.RegexOptions()
-_BACKTRACKING: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=5_000)
-"""Options for patterns that look ahead, look behind or refer back: at most 0.1 ms for each text."""
+_MAX_BACKTRACKS: Final = 5_000
+"""The limit for patterns that look ahead, look behind or refer back: at most 0.1 ms for each text."""
 _MAX_ERRORS: Final = 8
 _MAX_MESSAGE: Final = 240
 
@@ -54,14 +55,13 @@ class PartlyKnown(Struct, frozen=True):
     """The places of the unknown parts; `()` is the whole object."""
 
 
-class Schema(Struct, frozen=True):
-    """A compiled schema."""
+class Schema(Struct, frozen=True, dict=True):
+    """A schema that validates values. Made by `compile` if it may be unusable; a schema that is known
+    to be usable is compiled at its first use."""
 
-    _validator: jsonschema_rs.Validator
-    _readings: Readings
     _source: Mapping[str, Any]
-    backtracks: bool
-    """Whether matching a pattern takes more than linear time."""
+    _accepts: Callable[[Any], bool] | None = None
+    """A quick check, which accepts only values that conform and may refuse others that do."""
 
     @classmethod
     def compile(cls, schema: Mapping[str, Any]) -> Schema:
@@ -71,17 +71,26 @@ class Schema(Struct, frozen=True):
             ValueError: the schema is invalid, too deep or too large, or refers to another document.
         """
         _check_bounds(schema)
-        readings = Readings(schema)
-        try:
-            return cls(_validator(schema, _LINEAR), readings, schema, backtracks=False)
-        except _UNUSABLE:  # perhaps only a pattern needs the other engine
-            pass
-        try:
-            return cls(_validator(schema, _BACKTRACKING), readings, schema, backtracks=True)
-        except _UNUSABLE as error:
-            place = ".".join(map(str, getattr(error, "instance_path", ())))  # properties.q.type
-            reason = f"{place}: {_first_line(error)}" if place else _first_line(error)
-            raise ValueError(f"not a usable JSON Schema: {reason}") from None
+        made = cls(schema)
+        _ = made._validator
+        return made
+
+    @property
+    def _validator(self) -> Validator:
+        return self._compiled[0]
+
+    @property
+    def backtracks(self) -> bool:
+        """Whether matching a pattern takes more than linear time."""
+        return self._compiled[1]
+
+    @cached_property
+    def _compiled(self) -> tuple[Validator, bool]:
+        return _compile(self._source)
+
+    @cached_property
+    def _readings(self) -> Readings:
+        return Readings(self._source)
 
     def is_valid(self, value: Any) -> bool:
         """Return whether a JSON value conforms."""
@@ -90,6 +99,8 @@ class Schema(Struct, frozen=True):
     def conforms(self, value: Any) -> bool | None:
         """Return whether a JSON value conforms; `None` if the value has no JSON, or would take too
         much work to validate."""
+        if self._accepts is not None and self._accepts(value):
+            return True
         if (self.backtracks or not self._readings.are_few) and not self._can_validate(value):
             return None
         try:
@@ -155,11 +166,23 @@ class Schema(Struct, frozen=True):
         )
 
 
-_UNUSABLE: Final = (ValidationError, ReferencingError, ValueError)
+def _compile(schema: Mapping[str, Any]) -> tuple[Validator, bool]:
+    """Return the validator of a schema, and whether matching a pattern takes more than linear time.
+    Raise ValueError if the schema is unusable."""
+    import jsonschema_rs  # here: plain tools do not need its 9 MiB
 
-
-def _validator(schema: Mapping[str, Any], patterns: Any) -> jsonschema_rs.Validator:
-    return jsonschema_rs.validator_for(dict(schema), offline=True, pattern_options=patterns)
+    make = partial(jsonschema_rs.validator_for, dict(schema), offline=True)
+    unusable = (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError)
+    try:
+        return make(pattern_options=jsonschema_rs.RegexOptions()), False
+    except unusable:  # perhaps only a pattern needs the other engine
+        options = jsonschema_rs.FancyRegexOptions(backtrack_limit=_MAX_BACKTRACKS)
+    try:
+        return make(pattern_options=options), True
+    except unusable as error:
+        place = ".".join(map(str, getattr(error, "instance_path", ())))  # properties.q.type
+        reason = f"{place}: {_first_line(error)}" if place else _first_line(error)
+        raise ValueError(f"not a usable JSON Schema: {reason}") from None
 
 
 def _has_at_most(limit: int, value: Any) -> bool:
@@ -181,7 +204,7 @@ def _check_bounds(schema: Any) -> None:
 MAX_NESTED: Final = 8
 """The maximum number of unions within unions that are explained."""
 _MAX_VALUE: Final = 80
-Alternatives: TypeAlias = Sequence[Sequence[ValidationError]]
+Alternatives: TypeAlias = "Sequence[Sequence[ValidationError]]"
 
 
 def problem_texts(

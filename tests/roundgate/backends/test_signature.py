@@ -4,6 +4,7 @@ request as keyword arguments."""
 import datetime as dt
 import enum
 import inspect
+import json
 import math
 import threading
 import uuid
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
+from annotated_types import MinLen
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from roundgate import Context, SyncContext
 from roundgate.backends.signature import describe
@@ -471,3 +473,86 @@ def test_a_default_that_cannot_be_copied_is_given_as_it_is() -> None:
         return a["lock"]
 
     assert work(**describe(work).bind({})) is lock
+
+
+PLAIN = (
+    *(int, str, bool, float, type(None), list[int], list[str], list[bool], int | None),
+    *(None | int, str | int | bool, int | float, list[str] | None, list[float] | list[bool]),
+    *(Annotated[str | None, "a note"], Annotated[int, Field(description="A number.")]),
+    Annotated[int | None, Field(ge=-3, lt=7)],
+    Annotated[float, Field(description="A size.", gt=0.5, le=4)],
+    Annotated[str, Field(min_length=1, max_length=2)],
+    Annotated[list[int], Field(min_length=1, max_length=2)] | Annotated[str, MinLen(2)] | None,
+)
+"""Types of JSON."""
+
+
+def taking(hint: Any) -> Callable[..., Any]:
+    def function(a: Any, b: Any = None) -> None: ...
+
+    function.__annotations__ = {"a": hint, "b": hint}
+    return function
+
+
+@pytest.mark.parametrize("hint", PLAIN, ids=str)
+def test_the_schema_of_plain_parameters_is_the_one_that_pydantic_derives(hint: Any) -> None:
+    """The text as well: clients and indexes compare lists of tools."""
+    plain = describe(taking(hint))
+    other = describe(taking(Annotated[hint, ("a note that another library reads",)]))
+    assert plain.compiled is not None
+    assert other.compiled is None
+    assert json.dumps(plain.input_schema) == json.dumps(other.input_schema)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        Any,
+        list,
+        dict,
+        *(list[Any], list[list[int]]),
+        Literal[1],
+        dt.date,
+        Annotated[int, Field(multiple_of=2)],
+        Annotated[str, Field(pattern="^a")],
+        Annotated[str, Field(alias="from")],
+        Annotated[int, Field(default=1)],
+        Annotated[int, Field(json_schema_extra={"examples": [1]})],
+        list[Annotated[int, AfterValidator(abs)]],
+    ],
+    ids=str,
+)
+def test_other_parameters_are_checked_by_their_schema(hint: Any) -> None:
+    assert describe(taking(hint)).compiled is None
+
+
+@pytest.mark.parametrize("hint", [list[int], list[int] | None, list[str] | list[int], list, Any])
+def test_a_function_that_changes_a_list_does_not_change_its_call(hint: Any) -> None:
+    sent = {"a": [1, 2]}
+    describe(taking(hint)).bind(sent)["a"].append(3)
+    assert sent == {"a": [1, 2]}
+
+
+ANY_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=3)
+    | st.sampled_from(["1", "true", "\ud800", 10**40, 1.0, 1e300, 2**63, 2**64]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=2) | st.sampled_from(["1", "\ud800"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@examples(2_000)
+@given(st.sampled_from(PLAIN), ANY_JSON, ANY_JSON)
+def test_arguments_are_valid_exactly_if_their_schema_says_so(hint: Any, a: Any, b: Any) -> None:
+    schema, checked = describe(taking(hint)).compiled or ({}, None)
+    assert checked is not None
+    alone = Schema.compile(schema)
+    for arguments in ({"a": a}, {"a": a, "b": b}, {"b": b}, {"a": a, "c": b}):
+        assert checked.conforms(arguments) == alone.conforms(arguments), arguments

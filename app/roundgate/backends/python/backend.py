@@ -264,6 +264,7 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
         unasked_answers=options.get("unasked_answers", False),
         approval=options.get("approval"),
         may_ask=signature.takes_context is not None and may_ask(callee.function),
+        compiled=signature.compiled if schema is None else None,
     )
 
 
