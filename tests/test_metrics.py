@@ -21,8 +21,7 @@ from roundgate.errors import (
     ToolError,
     Unavailable,
 )
-from roundgate.observability.metrics import CallOutcome, Metrics
-from roundgate.observability.timing import timed
+from roundgate.observability.metrics import CallOutcome, Metrics, timed
 from roundgate.protocol import ToolResult
 from roundgate.replay import Completed, Failed
 from roundgate.tasks import call_outcome
@@ -172,10 +171,10 @@ def test_a_failure_of_the_back_end_is_no_failure_of_the_caller(
 
 def test_without_an_sdk_nothing_is_imported_or_measured() -> None:
     code = (
-        "import sys; from roundgate.observability import metrics, timing, tracing; "
+        "import sys; from roundgate.observability import metrics, tracing; "
         "metrics.Metrics().turn('report', 'finished', 1); store = object(); "
         "print(metrics.instruments(), type(tracing.set_up()).__name__, "
-        "timing.timed(store, 'tasks') is store, 'opentelemetry' in sys.modules)"
+        "metrics.timed(store, 'tasks') is store, 'opentelemetry' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["None", "Tracing", "True", "False"]

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -172,6 +172,18 @@ def _has_infinity(value: Any, most: float = math.inf) -> bool | None:
             return None
         stack.extend(parts)
     return False
+
+
+def walk(value: Any) -> Iterator[tuple[int, Any]]:
+    """Yield each value in a value, with its depth; a container before its parts."""
+    stack = [(0, value)]
+    while stack:
+        depth, node = stack.pop()
+        yield depth, node
+        if isinstance(node, Mapping):
+            stack.extend((depth + 1, child) for child in node.values())
+        elif isinstance(node, (list, tuple)):
+            stack.extend((depth + 1, child) for child in node)
 
 
 def at_pointer(value: Any, pointer: str) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from roundgate.backends.base import NamedBackend
 from roundgate.backends.catalog import Catalog
-from roundgate.backends.offers import ask, merge
+from roundgate.backends.serving import ask, merge
 from roundgate.errors import Problem
 
 

@@ -19,8 +19,6 @@ from roundgate.backends.catalog import Catalog as Catalog
 from roundgate.backends.catalog import ServedTool as ServedTool
 from roundgate.backends.config import BackendConfig as BackendConfig
 from roundgate.backends.config import SearchConfig as SearchConfig
-from roundgate.backends.config import Selector as Selector
-from roundgate.backends.config import ToolOverride as ToolOverride
 from roundgate.backends.config import ViewConfig as ViewConfig
 from roundgate.backends.fallback import Fallback as Fallback
 from roundgate.backends.fallback import OwnTool as OwnTool

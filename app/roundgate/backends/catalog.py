@@ -1,7 +1,7 @@
 """The catalog of all tools, prompts and resources of the back ends, with look-ups by name or URI
 and serialized lists.
 
-A catalog is immutable; a reload makes another one from new offers (`roundgate.backends.offers`).
+A catalog is immutable; a reload makes another one from new offers (`roundgate.backends.serving`).
 Each entry of a list is serialized once; a page joins serialized entries.
 """
 
@@ -18,8 +18,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from roundgate.backends.base import DirectCall, Prompt, Resource, Returned, Tool, UriPattern
-from roundgate.backends.definitions import StoredDefinition, encoded, meta_of
+from roundgate.backends.base import (
+    DirectCall,
+    Prompt,
+    Resource,
+    Returned,
+    StoredDefinition,
+    Tool,
+    UriPattern,
+    encoded,
+    meta_of,
+)
 from roundgate.backends.service_tasks import TaskSource
 from roundgate.errors import (
     MAX_URI,
@@ -241,7 +250,6 @@ class Catalog(Struct, frozen=True, dict=True):
         return [*listed, *self.unlisted.values()]
 
     def all_scopes(self) -> frozenset[str]:
-        """Return every scope that any tool, prompt or resource needs."""
         return frozenset().union(
             *(served.tool.scopes for served in self.tools.values()),
             *(prompt.scopes for prompt in self.prompts.values()),
@@ -387,7 +395,6 @@ class Catalog(Struct, frozen=True, dict=True):
 
     @property
     def can_complete(self) -> bool:
-        """Return whether any argument has completions."""
         everything: Iterable[Prompt | Resource] = (*self.prompts.values(), *self._resources())
         return any(item.complete for item in everything)
 
@@ -398,7 +405,6 @@ def skill_backend(uri: str) -> str:
 
 
 def unknown_template(name: str) -> InvalidParams:
-    """Return the error of a template that does not exist."""
     return InvalidParams(f"Unknown resource template: {name[:MAX_URI]}")
 
 

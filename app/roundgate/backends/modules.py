@@ -56,7 +56,6 @@ class Modules:
         return frozenset(self._stamps)
 
     def changed(self) -> frozenset[Path]:
-        """Return the loaded sources whose files have changed."""
         return frozenset(file for file in self.files() if stamp(file) != self._stamps[file])
 
     def named(self, name: str, base: Path) -> ModuleType:
@@ -163,12 +162,10 @@ def _source(module: ModuleType) -> Path | None:
 
 
 def is_installed(file: Path) -> bool:
-    """Return whether a file belongs to an installed package."""
     return not _INSTALLED.isdisjoint(file.parts)
 
 
 def is_standard(file: Path) -> bool:
-    """Return whether a file belongs to the standard library."""
     return file.is_relative_to(_STANDARD)
 
 

@@ -89,7 +89,6 @@ class Names(Struct, frozen=True):
         return cls(parameters, fields, frozenset(lost), frozenset(unreadable))
 
     def read(self, bound: Mapping[str, Any]) -> PartlyKnown:
-        """Return the bound arguments of a function."""
         reader = _Reader(self.fields)
         values: dict[str, Any] = {}
         try:

@@ -16,23 +16,16 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Annotated, Any, Final, TypeAlias, Union
+from typing import Annotated, Any, Final, Union
 
 from msgspec import Struct
 from pydantic import Field, TypeAdapter, ValidationError
 
 from roundgate.backends.config import BackendConfig
 from roundgate.backends.modules import prepend_path
-from roundgate.errors import ConfigError, Problem
+from roundgate.errors import ConfigError
 from roundgate.observability import place_of
 from roundgate.settings import Origin
-
-Compile: TypeAlias = Callable[[Any, Origin], str]
-"""A function of the settings and their place that compiles a back end and returns a line for the
-user."""
-Check: TypeAlias = Callable[[Any, Origin, dict[str, bytes]], Sequence[Problem]]
-"""A function of the settings, their place, and the fetched documents by URL. It returns problems
-that do not prevent serving."""
 
 
 class BackendKind(Struct, frozen=True):
@@ -43,40 +36,26 @@ class BackendKind(Struct, frozen=True):
     code: str
     """The function or class that makes a back end (`roundgate.backends.base.MakeBackend`)."""
     compiler: str | None = None
-    """The function that `roundgate compile` runs for each back end of the kind."""
+    """The function that `roundgate compile` runs for each back end of the kind. It gets the settings
+    and their place, and returns a line for the user."""
     checker: str | None = None
-    """The function that `roundgate check` runs for each back end of the kind."""
+    """The function that `roundgate check` runs for each back end of the kind. It gets the settings,
+    their place, and the fetched documents by URL, and returns problems that do not prevent serving."""
     pinner: str | None = None
-    """The function that accepts a service's current definitions. Only `roundgate compile` runs it,
-    not `roundgate package`."""
+    """The function, like `compiler`, that accepts a service's current definitions. Only `roundgate
+    compile` runs it, not `roundgate package`."""
 
     def model(self) -> type[BackendConfig]:
-        """Import and return the model of the kind's settings."""
-        model: type[BackendConfig] = _named(self.config)
+        model: type[BackendConfig] = imported(self.config)
         return model
 
-    def compile_with(self) -> Compile | None:
-        """Import and return the kind's compiler, if it has one."""
-        compiler: Compile | None = None if self.compiler is None else _named(self.compiler)
-        return compiler
-
-    def pin_with(self) -> Compile | None:
-        """Import and return the function that pins definitions, if the kind has one."""
-        pinner: Compile | None = None if self.pinner is None else _named(self.pinner)
-        return pinner
-
-    def check_with(self) -> Check | None:
-        """Import and return the kind's checker, if it has one."""
-        checker: Check | None = None if self.checker is None else _named(self.checker)
-        return checker
-
     def factory(self) -> Callable[..., Any]:
-        """Import and return the function or class that makes back ends of this kind."""
-        factory: Callable[..., Any] = _named(self.code)
+        factory: Callable[..., Any] = imported(self.code)
         return factory
 
 
-def _named(place: str) -> Any:
+def imported(place: str) -> Any:
+    """Import a module, and return the part of it that a place `module:name` names."""
     module, _, name = place.partition(":")
     return attrgetter(name)(import_module(module))
 
@@ -128,7 +107,6 @@ def kind_names() -> Sequence[str]:
 
 
 def kind_of(config: BackendConfig) -> BackendKind:
-    """Return the kind of a back end whose settings have been read."""
     return KINDS.get(config.kind) or _own_kind(_own_place(config.kind))
 
 
@@ -152,7 +130,7 @@ def _own_kind(place: str) -> BackendKind:
     Raises:
         TypeError: the class is not a kind of back end. Exceptions of its module propagate.
     """
-    kind = _named(place)
+    kind = imported(place)
     model = getattr(kind, "Config", None)
     if not isinstance(model, type) or not issubclass(model, BackendConfig):
         raise TypeError("the class needs an attribute `Config`, derived from BackendConfig")

@@ -19,8 +19,7 @@ from msgspec import Struct, field
 
 from roundgate.backends.schema_values import ArgumentSchema, listed, properties_of, type_of
 from roundgate.errors import ParseError
-from roundgate.json import decode
-from roundgate.protocol.readings import walk
+from roundgate.json import decode, walk
 
 MAX_VALUES: Final = 10_000
 """The maximum number of values in arguments that are repaired, because a walk over them blocks the

@@ -22,10 +22,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from roundgate.backends.base import Returned, Tool
+from roundgate.backends.base import Returned, Tool, encoded, meta_of
 from roundgate.backends.catalog import Catalog, ServedTool, serve
 from roundgate.backends.config import SearchConfig
-from roundgate.backends.definitions import encoded, meta_of
 from roundgate.backends.shaping import is_known
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import Pages, TextContent, ToolResult

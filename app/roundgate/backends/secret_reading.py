@@ -62,8 +62,7 @@ class SecretStore(Protocol):
             UnresolvedReference: the text is missing, must not be read, or cannot be reached.
         """
 
-    async def aclose(self) -> None:
-        """Close the connections."""
+    async def aclose(self) -> None: ...
 
 
 class SecretFiles:
@@ -74,8 +73,7 @@ class SecretFiles:
         `SecretStore.read` does."""
         return read_file(Path(name), name)
 
-    async def aclose(self) -> None:
-        """Do nothing: files have no connections."""
+    async def aclose(self) -> None: ...
 
 
 class AtAws:
@@ -106,7 +104,6 @@ class AtAws:
             raise self._refused(name, error) from None
 
     async def aclose(self) -> None:
-        """Close the connections."""
         for client in self._regions.values():
             await client.aclose()
 
@@ -164,7 +161,6 @@ class SecretTexts:
         self._held: dict[tuple[str, str], _Held] = {}
 
     async def aclose(self) -> None:
-        """Close the connections to AWS."""
         for store in self._stores.values():
             await store.aclose()
 

@@ -25,7 +25,15 @@ from roundgate.backends.approvals import (
     with_defaults,
     with_questions,
 )
-from roundgate.backends.base import Backend, CallTool, LiveBackend, Offering, Returned, Tool
+from roundgate.backends.base import (
+    Backend,
+    CallTool,
+    LiveBackend,
+    Offering,
+    Returned,
+    Tool,
+    renamed,
+)
 from roundgate.backends.config import (
     ArgumentOverride,
     BackendConfig,
@@ -33,7 +41,6 @@ from roundgate.backends.config import (
     ToolOverride,
     ViewConfig,
 )
-from roundgate.backends.definitions import renamed
 from roundgate.backends.registry import report_failures
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult

@@ -58,7 +58,6 @@ from roundgate.protocol import (
     ImageContent,
     PartlyKnown,
     PromptMessage,
-    Readings,
     ResourceContents,
     ResourceLink,
     Schema,
@@ -69,8 +68,9 @@ from roundgate.protocol import (
 from roundgate.protocol.content import Value
 from roundgate.replay import AnyContext, Call, Context, SyncContext, run_of
 
-if TYPE_CHECKING:  # loaded only for rules
+if TYPE_CHECKING:  # loaded only for rules, and for parameters that are not plain
     from roundgate.backends.python_values import Names
+    from roundgate.protocol.readings import Readings
 
 
 class UnusableReturn(Inside, TypeError):
@@ -190,12 +190,13 @@ class Signature(Struct, frozen=True, dict=True):
 
     @cached_property
     def _readings(self) -> Readings:
+        from roundgate.protocol.readings import Readings
+
         schema = self._adapter.json_schema(schema_generator=_WithEveryChoice)
         return Readings(schema, of_pydantic=True)
 
     @cached_property
     def names(self) -> Names:
-        """The names of arguments in the schema."""
         from roundgate.backends.python_values import Names
 
         return Names.of(self._adapter.core_schema)

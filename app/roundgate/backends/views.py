@@ -17,6 +17,7 @@ from glob import escape
 from msgspec.structs import replace
 
 from roundgate.backends.approvals import asking_first
+from roundgate.backends.base import encoded, meta_of, renamed
 from roundgate.backends.catalog import (
     MAX_NAME,
     NAME,
@@ -27,7 +28,6 @@ from roundgate.backends.catalog import (
     with_rules,
 )
 from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
-from roundgate.backends.definitions import encoded, meta_of, renamed
 from roundgate.backends.search import not_pinned, with_search
 from roundgate.backends.shaping import matches, overridden, unknown_names
 from roundgate.errors import ConfigError, Problem

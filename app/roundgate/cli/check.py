@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from roundgate import config
 from roundgate.backends import Catalog, Fallback, ServedTool, Snapshot, Tool, kind_of
+from roundgate.backends.base import meta_of
 from roundgate.backends.config import NOT_PLAIN
-from roundgate.backends.definitions import meta_of
 from roundgate.backends.http.config import RemoteConfig
+from roundgate.backends.registry import imported
 from roundgate.backends.schema_values import ArgumentSchema, ambiguous
 from roundgate.backends.shaping import override_of
 from roundgate.cli.arguments import (
@@ -306,9 +307,8 @@ def _own_arguments(file: ConfigFile, served: ServedTool) -> set[str] | None:
 
 def _backend_remarks(file: ConfigFile, fetched: dict[str, bytes]) -> Iterator[Problem]:
     for index, backend in enumerate(file.backends):
-        check_with = kind_of(backend).check_with()
-        if check_with is not None:
-            yield from check_with(backend, file.backend_origin(index), fetched)
+        if checker := kind_of(backend).checker:
+            yield from imported(checker)(backend, file.backend_origin(index), fetched)
 
 
 def _dotted_names(file: ConfigFile, served: Catalog) -> Iterator[Problem]:

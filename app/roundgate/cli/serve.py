@@ -55,7 +55,6 @@ log = logging.getLogger("roundgate")
 
 
 def declare(commands: Commands) -> None:
-    """Add `roundgate serve`."""
     serve = command(
         commands, "serve", "serve a configuration over HTTP", "roundgate serve --reload",
         "roundgate serve gateway.yaml --port 0 --log-level debug",

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from roundgate.backends import Catalog
-from roundgate.backends.definitions import meta_of
+from roundgate.backends.base import meta_of
 from roundgate.errors import InternalError, InvalidParams, ResourceNotFound
 from roundgate.methods.parts import Extension, Kit, Listing, Method, Tools, list_hint
 from roundgate.methods.rounds import Reply, RequestContext

@@ -7,7 +7,6 @@ from roundgate.observability.frames import innermost as innermost
 from roundgate.observability.frames import place_of as place_of
 from roundgate.observability.lines import REQUESTS as REQUESTS
 from roundgate.observability.lines import JsonFormatter as JsonFormatter
-from roundgate.observability.lines import LogFormat as LogFormat
 from roundgate.observability.lines import configure as configure
 from roundgate.observability.lines import observe as observe
 from roundgate.observability.terminal import Style as Style

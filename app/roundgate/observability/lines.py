@@ -35,7 +35,6 @@ class JsonFormatter(logging.Formatter):
     """A formatter that writes each record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, without the final line feed."""
         members: dict[str, Any] = {**members_here(), **getattr(record, "fields", {})}
         if record.name not in (REQUESTS, "root"):
             members = {**members, "logger": record.name}

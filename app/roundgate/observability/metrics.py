@@ -6,22 +6,28 @@
 `Metrics` counts tasks when they are created, claimed and ended, because counting open tasks would
 read all of them. The log lines "task" and "tasks" have the same facts. On AWS Lambda, lines in the
 embedded metric format make CloudWatch's metrics.
+
+Names and values are those of OpenTelemetry's semantic conventions for MCP (semantic-conventions-genai,
+`docs/gen-ai/mcp.md`). Clients choose methods and codes, and servers choose codes. A value outside the
+known ones is recorded as `_OTHER`, so a stranger cannot make a metric grow.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from roundgate import json
 from roundgate.clock import Clock
-from roundgate.observability.conventions import DURATIONS_S, HTTP_DURATIONS_S
 
 NAMESPACE: Final = "roundgate"
 """The namespace of CloudWatch's metrics."""
@@ -195,7 +201,6 @@ class Metrics:
         return bool(self._function) or instruments() is not None
 
     def called(self, tool: str, backend: str, outcome: CallOutcome) -> None:
-        """Record the end of a tool's call, in a request or in a task."""
         if self._function:
             self._count_call(backend, failed=outcome in FAILURES)
         if made := instruments():
@@ -214,14 +219,12 @@ class Metrics:
         self.embed("tool calls", {"tool_calls": calls})
 
     def created(self, tool: str) -> None:
-        """Record a new task."""
         self._flow["created"] += 1
         self.embed("task created", {"created": 1})
         if made := instruments():
             made.created.add(1, {"gen_ai.tool.name": tool})
 
     def claimed(self, tool: str) -> None:
-        """Record that a worker has claimed a task."""
         self._flow["claimed"] += 1
         self.embed("task claimed", {"claimed": 1})
         if made := instruments():
@@ -300,7 +303,6 @@ class Metrics:
             made.repaired.add(count, {"gen_ai.tool.name": tool, "repair": kind})
 
     def missing(self, count: int) -> None:
-        """Record the number of back ends that are not served."""
         if made := instruments():
             made.missing.set(count)
 
@@ -311,7 +313,6 @@ class Metrics:
             made.limited.add(1, {"backend": name, "outcome": outcome})
 
     def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
-        """Record that a host's circuit has opened or closed."""
         if made := instruments():
             made.circuit.set(int(is_open), {"backend": backend, "host": host})
 
@@ -344,3 +345,120 @@ def embedded(
         **by,
         "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]},
     }
+
+
+T = TypeVar("T")
+
+_WAITING: Final = frozenset({"receive", "aclose"})
+"""The methods that wait for other processes or connections. Their duration does not measure the
+store."""
+
+
+def timed(port: T, store: str) -> T:
+    """Return an object that records the duration of each call of a store or queue; without an SDK,
+    return the same object.
+
+    Args:
+        port: the store or queue.
+        store: its name in the metric: "tasks", "sessions" or "queue".
+    """
+    return port if instruments() is None else cast("T", _Timed(port, store))
+
+
+class _Timed:
+    """A store or queue whose asynchronous methods are timed."""
+
+    def __init__(self, port: Any, store: str) -> None:
+        self._port = port
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._port, name)
+        if name in _WAITING or not inspect.iscoroutinefunction(value):
+            return value
+        facts = {"store": self._store, "operation": name}
+
+        @functools.wraps(value)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            began, error = time.perf_counter(), {}
+            try:
+                return await value(*args, **kwargs)
+            except BaseException as raised:
+                error = {"error.type": type(raised).__name__}
+                raise
+            finally:
+                if made := instruments():
+                    made.store.record(time.perf_counter() - began, {**facts, **error})
+
+        setattr(self, name, call)  # found without `__getattr__` from now on
+        return call
+
+
+OTHER: Final = "_OTHER"
+"""The value for everything that the conventions and this gateway do not know."""
+
+DURATIONS_S: Final = (0.01, 0.05, 0.2, 0.5, 1, 5, 30, 60, 300)
+"""The bucket boundaries of the durations of MCP operations and sessions, in seconds: nine of the
+fourteen of the conventions, because each is a series of Prometheus for each tool."""
+HTTP_DURATIONS_S: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+"""The bucket boundaries of the durations of HTTP requests, in seconds."""
+
+METHODS: Final = frozenset(
+    {
+        *("completion/complete", "elicitation/create", "initialize", "logging/setLevel"),
+        *("notifications/cancelled", "notifications/initialized", "notifications/message"),
+        *("notifications/progress", "notifications/prompts/list_changed"),
+        *("notifications/resources/list_changed", "notifications/resources/updated"),
+        *("notifications/roots/list_changed", "notifications/tools/list_changed"),
+        *("ping", "prompts/get", "prompts/list", "resources/list", "resources/read"),
+        *("resources/subscribe", "resources/templates/list", "resources/unsubscribe"),
+        *("roots/list", "sampling/createMessage", "tools/call", "tools/list"),
+        # of 2026-07-28 and its extensions, which the conventions do not list yet
+        *("server/discover", "subscriptions/listen", "tasks/get", "tasks/update", "tasks/cancel"),
+        *("skills/list", "skills/get", "resources/directory/read"),
+    }
+)
+"""The methods that are recorded by name."""
+
+INTERNAL: Final = -32603
+_CALLERS_FAULTS: Final = frozenset({-32700, -32600, -32601, -32602, -32002})
+"""Codes of requests that the server could not serve, which are not errors of the server."""
+_CODES: Final = frozenset({*_CALLERS_FAULTS, INTERNAL, *range(-32029, -32019), -32000, -32001})
+"""The codes that are recorded as they are: of JSON-RPC, of MCP, and of the official SDKs."""
+
+_NAMED_BY: Final[Mapping[str, tuple[str, str]]] = {
+    "tools/call": ("name", "gen_ai.tool.name"),
+    "prompts/get": ("name", "gen_ai.prompt.name"),
+    "resources/read": ("uri", "mcp.resource.uri"),
+    "resources/subscribe": ("uri", "mcp.resource.uri"),
+    "resources/unsubscribe": ("uri", "mcp.resource.uri"),
+}
+"""The member of the params, and the attribute, with the target of a method."""
+
+
+def known_method(method: str) -> str:
+    """Return a method, or `_OTHER`."""
+    return method if method in METHODS else OTHER
+
+
+def known_code(code: int) -> str:
+    """Return a JSON-RPC error code as text, or `_OTHER`."""
+    return str(code) if code in _CODES else OTHER
+
+
+def is_servers_error(code: int) -> bool:
+    """Return whether a JSON-RPC error code in a response is an error of the server."""
+    return code not in _CALLERS_FAULTS
+
+
+def target_attribute(method: str) -> str | None:
+    """Return the attribute that has the target of a method; `None` without one."""
+    named_by = _NAMED_BY.get(method)
+    return None if named_by is None else named_by[1]
+
+
+def target_in(method: str, params: Mapping[str, Any]) -> str | None:
+    """Return the tool, prompt or URI that a request names; `None` without one."""
+    named_by = _NAMED_BY.get(method)
+    value = None if named_by is None else params.get(named_by[0])
+    return value if isinstance(value, str) else None

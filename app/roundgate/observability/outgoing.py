@@ -23,14 +23,14 @@ from msgspec import Struct
 
 from roundgate.errors import TimedOut
 from roundgate.json import digest
-from roundgate.observability.conventions import (
+from roundgate.observability.correlation import CORRELATION, RecordRequest
+from roundgate.observability.metrics import (
+    instruments,
     known_code,
     known_method,
     target_attribute,
     target_in,
 )
-from roundgate.observability.correlation import CORRELATION, RecordRequest
-from roundgate.observability.metrics import instruments
 from roundgate.observability.tracing import (
     KEYS,
     MAX_TARGET,

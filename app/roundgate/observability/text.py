@@ -53,7 +53,6 @@ class TextFormatter(logging.Formatter):
         self._whole = whole
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of a record, without the final line feed."""
         fields: Mapping[str, Any] = {**members_here(), **getattr(record, "fields", {})}
         at = self._paint(_time_of_day(record.created), "dim")
         message = record.getMessage()

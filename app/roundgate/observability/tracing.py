@@ -29,15 +29,15 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from roundgate.observability.conventions import (
+from roundgate.observability.correlation import Correlation
+from roundgate.observability.metrics import (
     INTERNAL,
+    instruments,
     is_servers_error,
     known_code,
     known_method,
     target_attribute,
 )
-from roundgate.observability.correlation import Correlation
-from roundgate.observability.metrics import instruments
 
 TRACE: Final[ContextVar[str | None]] = ContextVar("roundgate_trace", default=None)
 """The `traceparent` of the current request or turn, for log lines; `None` without a trace."""
@@ -58,8 +58,7 @@ class TracedOperation(Protocol):
         """The JSON-RPC id; `None` for a notification."""
 
     @property
-    def method(self) -> str:
-        """The method."""
+    def method(self) -> str: ...
 
     @property
     def name(self) -> str | None:
@@ -82,8 +81,7 @@ class TracedTransport(Protocol):
         """The address and the port of the client, if they are known."""
 
     @property
-    def http_version(self) -> str:
-        """The version of HTTP."""
+    def http_version(self) -> str: ...
 
 
 class TracedMessage(Struct, frozen=True):
@@ -104,8 +102,7 @@ class PassedOn(Struct, frozen=True):
         """Return the context of this request, which is sealed for later rounds."""
         return self.trace
 
-    def link(self, origin: Mapping[str, str]) -> None:
-        """Do nothing: there is no span."""
+    def link(self, origin: Mapping[str, str]) -> None: ...
 
     def end(
         self,
@@ -113,8 +110,7 @@ class PassedOn(Struct, frozen=True):
         code: int | None = None,
         message: str | None = None,
         status: int | None = None,
-    ) -> None:
-        """Do nothing: there is no span."""
+    ) -> None: ...
 
 
 _NO_TRACE: Final = nullcontext(PassedOn({}))
@@ -167,7 +163,6 @@ class Tracing:
         attributes: Mapping[str, str | int],
         **more: Any,
     ) -> AbstractContextManager[Any]:
-        """Return a span of OpenTelemetry."""
         from opentelemetry.trace import SpanKind
 
         span: AbstractContextManager[Any] = self.tracer.start_as_current_span(
@@ -389,7 +384,6 @@ def _outcome_attributes(outcome: str, code: int | None, status: int | None) -> d
 
 
 def fail(span: Any, message: str | None) -> None:
-    """Set the status of a span to an error, with a description."""
     from opentelemetry.trace import Status, StatusCode
 
     description = None if message is None else message[:MAX_TARGET]

@@ -65,7 +65,6 @@ from roundgate.protocol.params import ReadResourceParams as ReadResourceParams
 from roundgate.protocol.params import SubscriptionFilter as SubscriptionFilter
 from roundgate.protocol.params import Uri as Uri
 from roundgate.protocol.params import validate as validate
-from roundgate.protocol.readings import Readings as Readings
 from roundgate.protocol.revision import CacheHint as CacheHint
 from roundgate.protocol.revision import MirroredArgument as MirroredArgument
 from roundgate.protocol.revision import ResultFormat as ResultFormat

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 from msgspec import Struct
 from pydantic_core import from_json
 
-from roundgate.json import at_pointer
+from roundgate.json import at_pointer, walk
 
 _FEW: Final = 8
 """A number of readings of one part that is not worth counting."""
@@ -500,15 +500,3 @@ def _sizes(value: Any) -> dict[int, int]:
         else:
             sizes[id(part)] = 1
     return sizes
-
-
-def walk(value: Any) -> Iterator[tuple[int, Any]]:
-    """Yield each value in a value, with its depth; a container before its parts."""
-    stack = [(0, value)]
-    while stack:
-        depth, node = stack.pop()
-        yield depth, node
-        if isinstance(node, Mapping):
-            stack.extend((depth + 1, child) for child in node.values())
-        elif isinstance(node, (list, tuple)):
-            stack.extend((depth + 1, child) for child in node)

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec import Struct
 
-from roundgate.json import at_pointer, encode
-from roundgate.protocol.readings import Readings, walk
+from roundgate.json import at_pointer, encode, walk
 
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError, Validator
+
+    from roundgate.protocol.readings import Readings
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
@@ -90,6 +91,8 @@ class Schema(Struct, frozen=True, dict=True):
 
     @cached_property
     def _readings(self) -> Readings:
+        from roundgate.protocol.readings import Readings  # here: plain tools do not need them
+
         return Readings(self._source)
 
     def is_valid(self, value: Any) -> bool:

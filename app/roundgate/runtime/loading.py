@@ -21,9 +21,8 @@ from roundgate.backends.base import Backend, LiveBackend, MakeBackend, NamedBack
 from roundgate.backends.catalog import Catalog, Missing, with_reading, with_rules
 from roundgate.backends.fallback import check_names
 from roundgate.backends.modules import Modules
-from roundgate.backends.offers import Offers, ask, merge, missing_for
-from roundgate.backends.registry import kind_of, report_failures
-from roundgate.backends.serving import Snapshot, core_of
+from roundgate.backends.registry import imported, kind_of, report_failures
+from roundgate.backends.serving import Offers, Snapshot, ask, core_of, merge, missing_for
 from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
@@ -167,7 +166,6 @@ class _Made(Struct):
 
     @property
     def live(self) -> frozenset[str]:
-        """Return the names of the back ends whose offers come from servers."""
         return frozenset(
             backend.name for backend in self.backends if isinstance(core_of(backend), LiveBackend)
         )
@@ -251,7 +249,6 @@ def _limiters(
 
 
 def _is_up(name: str, before: Sequence[NamedBackend]) -> bool:
-    """Return whether a server of this name is served and up."""
     cores = [core_of(backend) for backend in before if backend.name == name]
     return any(isinstance(core, LiveBackend) and core.state().is_up for core in cores)
 
@@ -340,7 +337,6 @@ def _unused_limits(served: Catalog, file: ConfigFile) -> Iterator[Problem]:
 
 
 def _unused_rules(served: Catalog, policy: Policy, file: ConfigFile) -> Iterator[Problem]:
-    """Yield a problem for each text of a rule that matches nothing."""
     known: dict[str, Collection[str]] = {
         "backend": {entry.name for entry in file.backends},
         "view": {"", *(view.name for view in file.config.views)},
@@ -398,9 +394,8 @@ def compile_documents(file: ConfigFile, say: Callable[[str], None]) -> None:
         ConfigError: an index cannot be made.
     """
     for index, backend in enumerate(file.backends):
-        compile_with = kind_of(backend).compile_with()
-        if compile_with is not None:
-            say(compile_with(backend, file.backend_origin(index)))
+        if compiler := kind_of(backend).compiler:
+            say(imported(compiler)(backend, file.backend_origin(index)))
 
 
 def pin_definitions(file: ConfigFile, say: Callable[[str], None]) -> None:
@@ -410,6 +405,5 @@ def pin_definitions(file: ConfigFile, say: Callable[[str], None]) -> None:
         ConfigError: a server is unavailable, or a file cannot be written.
     """
     for index, backend in enumerate(file.backends):
-        pin_with = kind_of(backend).pin_with()
-        if pin_with is not None:
-            say(pin_with(backend, file.backend_origin(index)))
+        if pinner := kind_of(backend).pinner:
+            say(imported(pinner)(backend, file.backend_origin(index)))

@@ -24,9 +24,8 @@ from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.methods import Changes, Hub
 from roundgate.observability import tracing
-from roundgate.observability.metrics import Metrics
+from roundgate.observability.metrics import Metrics, timed
 from roundgate.observability.terminal import encodable
-from roundgate.observability.timing import timed
 from roundgate.runtime import checks, loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
@@ -72,7 +71,6 @@ class Stores(Struct, frozen=True):
 
     @property
     def once(self) -> OnceStore:
-        """Return the records of `once` tools."""
         return OnceStore(self.sessions)
 
     def prepare(self) -> None:
@@ -152,7 +150,6 @@ class Core(Struct, frozen=True):
     def worker(
         self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None
     ) -> Worker:
-        """Return a worker that runs tasks of these stores."""
         from roundgate.tasks.worker import Worker
 
         stores, publish = self.stores, self.changes.publish
@@ -174,21 +171,18 @@ class Core(Struct, frozen=True):
         )
 
     def event_source(self, config: GatewayConfig) -> EventSource:
-        """Return the source of the external events of tasks."""
         from roundgate.tasks.external import EventSource
 
         tokens = self.event_tokens if self.has_shared_keys else _no_shared_keys
         return EventSource(tokens, self.public_url, config.tasks)
 
     def sweep(self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None) -> Sweep:
-        """Return the sweep, which finds due tasks that no worker has claimed."""
         from roundgate.tasks.sweep import Sweep
 
         stores, skew_s = self.stores, self.stores.facts.clock_skew_s
         return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=skew_s, trust=trust)
 
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
-        """Return the store of long results for callers of a view."""
         return KeptTexts(
             self.rows_of(view),
             clock,
@@ -234,7 +228,6 @@ class Core(Struct, frozen=True):
         )
 
     async def aclose(self) -> None:
-        """Close all back ends and connections."""
         await self.serving.aclose()
         await self.changes.aclose()
         await self.stores.queue.aclose()

@@ -190,7 +190,6 @@ class Settings(Struct, frozen=True):
 
     @property
     def store_kind(self) -> StoreKind:
-        """The kind of the store."""
         return next(kind for kind in STORES if re.fullmatch(kind.pattern, self.store))
 
     @property

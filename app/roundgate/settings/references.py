@@ -258,7 +258,6 @@ class Secret(Struct, frozen=True):
 
     @property
     def references(self) -> tuple[Reference, ...]:
-        """The references in the secret."""
         return tuple(part for part in self.parts if isinstance(part, Reference))
 
     def __eq__(self, other: object) -> bool:

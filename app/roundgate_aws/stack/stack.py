@@ -228,7 +228,7 @@ def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -
         UsageError: a back end cannot be compiled.
     """
     file = loading.load(config, placeholder=PLACEHOLDER)
-    if any(kind_of(backend).compile_with() for backend in file.backends):
+    if any(kind_of(backend).compiler for backend in file.backends):
         # in a separate process, because its variables differ
         command = [sys.executable, "-m", "roundgate.cli", "compile", str(config)]
         environ = {**os.environ, **(more or {})}

@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from roundgate.backends.aws_lambda.invoking import Invoked
 from roundgate.methods.extensions import ROUTES
-from roundgate.observability import conventions
+from roundgate.observability import metrics
 from roundgate.observability.outgoing import function_span
 from roundgate.protocol.tasks import EXTENSION
 from roundgate.protocol.v2026_07_28 import METHODS
@@ -403,16 +403,16 @@ def test_an_invocation_of_a_function_is_by_the_conventions(seen: Telemetry) -> N
 
 def test_codes_of_callers_faults_are_no_errors_of_the_server() -> None:
     faults = {-32700, -32600, -32601, -32602, -32002}
-    assert {code for code in range(-32800, -31900) if not conventions.is_servers_error(code)} == (
+    assert {code for code in range(-32800, -31900) if not metrics.is_servers_error(code)} == (
         faults
     )
 
 
 @pytest.mark.parametrize("code", [0, 1, 12345, -1, -33000])
 def test_a_code_of_a_stranger_is_other(code: int) -> None:
-    assert conventions.known_code(code) == conventions.OTHER
+    assert metrics.known_code(code) == metrics.OTHER
 
 
 def test_each_method_that_is_served_is_recorded_by_name() -> None:
     served = {*METHODS, *ROUTES}
-    assert {method for method in served if conventions.known_method(method) != method} == set()
+    assert {method for method in served if metrics.known_method(method) != method} == set()

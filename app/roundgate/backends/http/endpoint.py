@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from msgspec import Struct
 
-from roundgate.backends.definitions import method_hints
+from roundgate.backends.base import method_hints
 from roundgate.backends.http.bodies import FILE, MEDIA_TYPES, Body, BodyKind, BodyTemplate, Member
 from roundgate.backends.http.config import HttpArgument, HttpToolConfig
 from roundgate.backends.http.credential_config import FRAMING, Taken, header_key

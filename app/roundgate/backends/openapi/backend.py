@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
-from roundgate.backends.base import DirectCall, Offering, Returned, Shared, Tool
-from roundgate.backends.definitions import method_hints
+from roundgate.backends.base import DirectCall, Offering, Returned, Shared, Tool, method_hints
 from roundgate.backends.http.credentials import Accesses
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.openapi.config import OpenApiBackendConfig

@@ -16,7 +16,7 @@ from urllib.parse import urljoin, urlsplit
 from msgspec import Raw, to_builtins
 from msgspec.structs import replace
 
-from roundgate.backends.definitions import method_hints
+from roundgate.backends.base import method_hints
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.documents import (
     Fetch,

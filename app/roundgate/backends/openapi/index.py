@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec.json
 from msgspec import Raw, Struct
 
-from roundgate.backends.definitions import StoredDefinition
+from roundgate.backends.base import StoredDefinition
 from roundgate.backends.http.credential_config import header_key
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.errors import IndexOfAnotherVersion, Problem, UnusableIndex

@@ -192,7 +192,6 @@ class PythonBackend:
 def _option_problem(
     function: Callable[..., Any], declaration: Declaration, option: str, message: str, remedy: str
 ) -> Problem:
-    """Return a problem with an option, at the line of the decorator."""
     name = getattr(function, "__name__", type(function).__name__)
     file, line = declaration.place
     place = f"{name}(): @{declaration.decorator}({option}=…)"
@@ -427,7 +426,6 @@ def _adapter(decorator: str) -> TypeAdapter[Any]:
 
 
 def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) -> str:
-    """Return the remedy for a failed import."""
     message = str(error)
     match error:
         case TypeError() if "unexpected keyword argument" in message and "(@" in message:

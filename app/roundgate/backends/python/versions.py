@@ -39,7 +39,6 @@ class Versions:
         self._of_modules: dict[str, str] = {}
 
     def of(self, function: Callable[..., Any]) -> str:
-        """Return the version of a function."""
         return digest(self._parts(function, set()))[:_CHARS]
 
     def _parts(self, function: Callable[..., Any], seen: set[int]) -> list[Any]:

@@ -107,7 +107,6 @@ class SqliteQueue:
         return await self._database.read(look)
 
     async def aclose(self) -> None:
-        """Close the connections and end a waiting `receive`."""
         self._closed = True
         self._sent.set()
         await self._database.aclose()

@@ -117,7 +117,6 @@ class SqliteTasks:
 
     @property
     def shards(self) -> int:
-        """Return the number of parts of the index of due tasks."""
         return self._shards
 
     async def scan(

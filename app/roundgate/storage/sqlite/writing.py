@@ -145,7 +145,6 @@ def _do(db: sqlite3.Connection, write: Write) -> None:
 
 
 def transacted(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
-    """Run work in a transaction of its own and return its result."""
     with transaction(db):
         return work(db)
 

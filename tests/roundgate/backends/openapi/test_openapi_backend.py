@@ -391,8 +391,8 @@ def test_a_start_parses_no_definition_and_loads_nothing_that_calls_or_compiles(
     main(["compile", str(tmp_path / "gateway.json")])
     code = (
         "import sys; from pathlib import Path; from roundgate import config\n"
-        "from roundgate.backends import definitions\nfrom roundgate.runtime import loading\n"
-        "definitions.decode = None\n"
+        "from roundgate.backends import base\nfrom roundgate.runtime import loading\n"
+        "base.decode = None\n"
         f"loading.load(config.load(Path({str(tmp_path / 'gateway.json')!r})))\n"
         "late = ('http.service', 'http.exchanges', 'http.plan', 'compiling', 'openapi.reading')\n"
         "print(*(m for m in sys.modules if m in ('yaml', 'httpx') or m.endswith(late)))"
