@@ -111,7 +111,11 @@ class TaskRow(BaseModel):
     failed_steps: list[str]
     created: str
     changed: str
-    attempts: int
+    turns: int = Described(description="How often a worker has begun it.")
+    deaths: int = Described(
+        description="Workers that died or stalled while they ran only this task."
+    )
+    faults: int = Described(description="Turns in a row that a fault of the gateway ended.")
 
     @classmethod
     def of(cls, record: TaskRecord, now_ms: int) -> TaskRow:
@@ -128,7 +132,9 @@ class TaskRow(BaseModel):
             failed_steps=list(record.failed_steps),
             created=iso(record.created_ms),
             changed=iso(record.updated_ms),
-            attempts=record.attempts,
+            turns=record.fence,
+            deaths=record.deaths,
+            faults=record.attempts,
         )
 
 

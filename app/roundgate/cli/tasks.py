@@ -421,7 +421,7 @@ def _unknown(ref: TaskRef) -> int:
     return 1
 
 
-_HEAD: Final = ("TASK", "TOOL", "STATUS", "OUTCOME", "AGE", "CHANGED", "ATTEMPTS", "DOING")
+_HEAD: Final = ("TASK", "TOOL", "STATUS", "OUTCOME", "AGE", "CHANGED", "TURNS", "DEATHS", "DOING")
 
 
 def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
@@ -432,7 +432,8 @@ def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
         "-" if record.ending is None else record.ending.value,
         span(now_ms - record.created_ms),
         span(now_ms - record.updated_ms),
-        str(record.attempts),
+        str(record.fence),
+        str(record.deaths),
         activity(record, now_ms),
     )
 

@@ -1,11 +1,12 @@
-"""The retry of a task that a failed step ended, and the steps that an operator sees of a task.
+"""The retry of a task that a failed step ended or that was given up, and the steps that an operator sees of a task.
 
 `steps_done` names steps, pauses and questions, without values, arguments and answers, which belong
 to the task's owner. `retry` retries a task at the step that failed.
 
 A terminal task never changes, so the work continues in another task of the same owner: the same
 call, with the journal from before the failure (`replay.before_failure`). The new id derives from
-the first one, so repeated requests and crashes never create a second retry.
+the first one, so repeated requests and crashes never create a second retry. The journal of a task
+that was given up is kept whole.
 
     owner.A   plan ✓  charge ✗             completed, isError           retried as B
     owner.B   plan ✓  charge …             working: `plan` is remembered, `charge` runs again
@@ -45,7 +46,8 @@ _OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)
 async def retry(
     store: StoredTasks, ref: TaskRef, now_ms: int, from_step: str | None = None
 ) -> TaskRef:
-    """Retry a task at the step whose failure ended it. Return the task that continues the work.
+    """Retry a task at the step whose failure ended it, or where it was given up. Return the task that
+    continues the work.
 
     Args:
         store: the store of both tasks.
@@ -58,8 +60,8 @@ async def retry(
     record = await store.read(ref, now_ms)
     if record is None:
         raise NotRetryable("does not exist any more")
-    if record.ending is not Ending.STEP_FAILED:
-        raise NotRetryable("was not ended by a failed step")
+    if not record.is_unfinished:
+        raise NotRetryable("neither failed at a step nor was given up")
     if record.retried_as is not None:
         successor = TaskRef(ref.owner, record.retried_as)
         await _hand_on(store, ref, successor, now_ms)  # an earlier retry may have died before this
@@ -170,7 +172,9 @@ def _journal(record: TaskRecord, work: Work, from_step: str | None) -> replay.Jo
     entries = [replay.from_row(json.decode(entry)) for entry in work.journal]
     if from_step is not None:
         return _journal_with(_before(entries, from_step), record, work)
-    return _journal_with(replay.before_failure(entries, record.failed_steps), record, work)
+    if record.ending is Ending.STEP_FAILED:
+        entries = replay.before_failure(entries, record.failed_steps)
+    return _journal_with(entries, record, work)
 
 
 def _before(entries: Sequence[replay.Entry], from_step: str) -> list[replay.Entry]:

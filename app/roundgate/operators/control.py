@@ -23,11 +23,11 @@ from roundgate.clock import Clock
 from roundgate.errors import NotRetryable, TaskNotFound
 from roundgate.json import decode, encode
 from roundgate.operators.continuing import Repeated, continue_from, repeated, retry
-from roundgate.operators.facts import is_retryable, short_event
+from roundgate.operators.facts import short_event
 from roundgate.operators.finding import pages
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.settings import TasksConfig
-from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
+from roundgate.storage import TaskRecord, TaskRef, Wanted
 from roundgate.tasks import Tasks
 from roundgate.tasks.events import AnswersTaken, Cancel, Cancelled, Delivered, Requeue, TakeAnswers
 from roundgate.tasks.external import Deliveries
@@ -64,10 +64,10 @@ def _is_served(record: TaskRecord, now_ms: int) -> bool:
 ACTIONS: Final[Mapping[ActionName, Action]] = MappingProxyType(
     {
         "retry": Action(
-            "The task continues: finished steps keep their results, the failed step runs again.",
+            "The task continues: finished steps keep their results, the failed or unfinished step runs again.",
             frozenset({Status.WORKING, Status.FAILED}),
             lambda record, now_ms: (
-                _is_served(record, now_ms) and (is_parked(record) or is_retryable(record))
+                _is_served(record, now_ms) and (is_parked(record) or record.may_be_retried)
             ),
         ),
         "requeue": Action(
@@ -214,8 +214,8 @@ class TaskControl:
         record, work = await self.store.read_work(ref)
         if record is None or work is None:
             raise NotRetryable("does not exist, or is no longer stored completely")
-        if not (is_parked(record) or record.ending is Ending.STEP_FAILED):
-            raise NotRetryable("is not parked, and no failed step ended it")
+        if not (is_parked(record) or record.is_unfinished):
+            raise NotRetryable("is not parked, and neither failed at a step nor was given up")
         return repeated(work, step)
 
     async def _act(self, ref: TaskRef, act: Act, fence: int | None) -> str:
@@ -274,13 +274,15 @@ class TaskControl:
     async def _retry(self, ref: TaskRef, fence: int | None) -> str:
         now_ms = self.clock.now_ms()
         record = await self.store.read(ref, now_ms)
-        if record is None or record.ending is not Ending.STEP_FAILED:
-            refusal = "is not parked, and no failed step ended it, or a worker has claimed it"
-            return await self._requeue(
-                ref, fence, f"{refusal} meanwhile: there is nothing to retry"
+        if record is None or not record.is_unfinished:
+            refusal = (
+                "is not parked, and neither failed at a step nor was given up, or a worker has claimed"
+                " it meanwhile: there is nothing to retry"
             )
+            return await self._requeue(ref, fence, refusal)
         successor = await retry(self.store, ref, now_ms)
-        return f"continues as {successor}: finished steps are kept, the failed step runs again"
+        step = "the failed step" if record.failed_steps else "a step that had begun"
+        return f"continues as {successor}: finished steps are kept, {step} runs again"
 
     async def _purge(self, ref: TaskRef, fence: int | None) -> str:
         if not await self.store.purge(ref, self.clock.now_ms()):

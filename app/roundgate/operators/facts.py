@@ -17,7 +17,7 @@ from roundgate.clock import iso, span
 from roundgate.json import decode
 from roundgate.operators.continuing import StepDone
 from roundgate.protocol import Status
-from roundgate.storage import Ending, Mark, TaskRecord, TaskRef
+from roundgate.storage import Mark, TaskRecord, TaskRef
 from roundgate.tasks.machine import is_parked
 
 
@@ -28,8 +28,8 @@ def activity(record: TaskRecord, now_ms: int) -> str:
         return "-"
     if record.retried_as is not None:
         return f"retried as {TaskRef(record.ref.owner, record.retried_as)}"
-    if is_retryable(record):
-        return f"failed at {', '.join(record.failed_steps)}"
+    if record.may_be_retried:
+        return f"failed at {', '.join(record.failed_steps)}" if record.failed_steps else "given up"
     if record.status.is_terminal:
         return "-"
     if record.status is Status.INPUT_REQUIRED:
@@ -50,11 +50,6 @@ def activity(record: TaskRecord, now_ms: int) -> str:
         return "waits for a request of its client, or for the process that holds it"
     is_alone = record.suspect or record.lease_until_ms
     return "waits to be run alone" if is_alone else "waits for a worker"
-
-
-def is_retryable(record: TaskRecord) -> bool:
-    """Return whether a failed step ended a task and no other task continues its work."""
-    return record.ending is Ending.STEP_FAILED and record.retried_as is None
 
 
 class Need(StrEnum):
@@ -138,11 +133,11 @@ def task_facts(
             or None,
             "events": [_event_facts(mark) for mark in record.events] or None,
             "outcomeBytes": None if record.outcome is None else len(record.outcome),
-            "attempts": record.attempts,
+            "faults": record.attempts,
             "deaths": record.deaths or None,
             "suspect": record.suspect or None,
             "declined": _iso(record.declined_ms),
-            "claims": record.fence,
+            "turns": record.fence,
             "leasedUntil": _iso(record.lease_until_ms),
             "wakes": _iso(record.wake_ms),
             "due": _iso(record.due_ms),
@@ -210,13 +205,11 @@ _LABELS: Final = {
     "failedSteps": "failed at",
     "retriedAs": "retried as",
     "lastFailure": "last failure",
-    "claims": "turns",
-    "attempts": "faults",
 }
 _MEANINGS: Final = {
-    "attempts": "{} (turns in a row that a fault of the gateway ended)",
+    "faults": "{} (turns in a row that a fault of the gateway ended)",
     "deaths": "{} (workers that died or stalled while they ran only this task)",
-    "claims": "{} (workers have begun)",
+    "turns": "{} (workers have begun)",
     "outcomeBytes": "{} bytes",
     "hidden": "a call of an older client, or a round of an older server; no worker runs it",
     "suspect": "a worker died or stalled with this task, so it runs alone",

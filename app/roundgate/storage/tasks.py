@@ -227,7 +227,20 @@ class TaskRecord(Struct, frozen=True):
     def keeps_work(self) -> bool:
         """Return whether a worker or a retry still needs the call, the state, the journal and the
         answers. Otherwise a store may delete them."""
-        return self.due_ms is not None or self.ending is Ending.STEP_FAILED
+        return self.due_ms is not None or self.is_unfinished
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Return whether the task ended before its work: a failed step ended it, or its workers gave it
+        up. So an operator can let another task continue, unless external work was cancelled."""
+        blame = self.deaths or self.attempts or self.declined_ms
+        is_given_up = self.ending is Ending.ERROR and bool(blame) and not self.cleans_up
+        return self.ending is Ending.STEP_FAILED or is_given_up
+
+    @property
+    def may_be_retried(self) -> bool:
+        """Return whether the task is unfinished and no other task continues its work."""
+        return self.is_unfinished and self.retried_as is None
 
     def view(self, now_ms: int) -> TaskView:
         """Return the part of the record that a client can see."""

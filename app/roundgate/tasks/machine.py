@@ -94,7 +94,7 @@ from msgspec.structs import replace
 
 from roundgate.protocol import Event as Step
 from roundgate.protocol import Status, sources, target
-from roundgate.storage import ENDING_OF, Drop, Ending, Mark, Put, RecordPart, TaskRecord
+from roundgate.storage import ENDING_OF, Drop, Mark, Put, RecordPart, TaskRecord
 from roundgate.tasks import events
 from roundgate.tasks.events import (
     KEPT_DELIVERIES,
@@ -443,7 +443,7 @@ def _deliver(record: TaskRecord | None, event: events.Deliver, now_ms: int) -> D
     if mark.digest is not None:
         return Refused(Delivered.AGAIN if mark.digest == event.digest else Delivered.OTHER)
     is_over = record.expires_ms <= now_ms or not mark.is_open(now_ms)
-    if is_over or not (record.is_open or _may_be_retried(record)):
+    if is_over or not (record.is_open or record.may_be_retried):
         return Refused(Delivered.CLOSED)
     delivered = replace(mark, is_awaited=False, digest=event.digest)
     marks = tuple(delivered if other is mark else other for other in record.events)
@@ -500,12 +500,8 @@ def _taken(record: TaskRecord, due_ms: int) -> TaskRecord:
     )
 
 
-def _may_be_retried(record: TaskRecord) -> bool:
-    return record.ending is Ending.STEP_FAILED and record.retried_as is None
-
-
 def _note_retry(record: TaskRecord | None, event: events.NoteRetry, now_ms: int) -> Decision:
-    if record is None or not _may_be_retried(record):
+    if record is None or not record.may_be_retried:
         return Refused(No.NOT_NOW)
     return Next(record, replace(record, retried_as=event.as_id))
 

@@ -77,7 +77,17 @@ class Operator:
         status, out, err = await self("list", *arguments)
         assert (status, err) == (0, "")
         head, *rows = [re.split(r" {2,}", line) for line in out.splitlines()]
-        assert head == ["TASK", "TOOL", "STATUS", "OUTCOME", "AGE", "CHANGED", "ATTEMPTS", "DOING"]
+        assert head == [
+            "TASK",
+            "TOOL",
+            "STATUS",
+            "OUTCOME",
+            "AGE",
+            "CHANGED",
+            "TURNS",
+            "DEATHS",
+            "DOING",
+        ]
         return rows
 
 

@@ -18,13 +18,17 @@ from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
 from roundgate.clock import Clock, iso
-from roundgate.operators.continuing import steps_done
-from roundgate.operators.facts import task_facts
+from roundgate.errors import NotRetryable
+from roundgate.operators.continuing import retry, steps_done
+from roundgate.operators.control import ACTIONS
+from roundgate.operators.facts import activity, task_facts
 from roundgate.replay import steps
 from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import SqliteDatabase, SqliteTasks
 from roundgate.tasks import events
 from roundgate.tasks.stored import Claimed, StoredTasks
+from roundgate.tasks.turn import TurnResult
+from tests.support.clocks import FixedClock
 from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name
 from tests.support.rounds import accept
@@ -272,6 +276,41 @@ async def test_a_task_is_taken_up_again_at_the_failed_step(
     assert table.splitlines()[1].endswith(f"retried as {going_on}")
 
 
+async def test_a_task_that_was_given_up_after_deaths_continues_after_its_finished_steps(
+    shared: Shared, clock: FixedClock
+) -> None:
+    async def heavy(ctx: Context) -> list[str]:
+        return [
+            await ctx.step("reserve", service, "reserve"),
+            await ctx.step("charge", service, "charge"),
+        ]
+
+    shop = shared.workshop(heavy=heavy)
+    task = await shop.begin("heavy")
+    lapse_s = shop.config.lease_s + 60
+    dying = await shop.worker.claim(task)
+    assert isinstance(dying, Claimed)
+    done = events.Added([b'["s","reserve","reserved before"]'])
+    await shop.store.write(dying.lease, events.Checkpoint(added=done), clock.now_ms())
+    for _ in range(shop.config.max_deaths):
+        clock.skip(lapse_s)
+        assert await shop.worker.work(task) is TurnResult.SUSPECT
+        assert isinstance(await shop.worker.claim(task, alone=True), Claimed)
+    clock.skip(lapse_s)
+    assert await shop.worker.work(task, alone=True) is TurnResult.GIVEN_UP
+
+    record = await shop.record(task)
+    assert activity(record, clock.now_ms()) == "given up"
+    assert ACTIONS["retry"].applies(record, clock.now_ms())
+    successor = await retry(shop.store, task, clock.now_ms())
+    assert await shop.worker.work(successor) is TurnResult.FINISHED
+    assert await shop.value(successor) == ["reserved before", "charge 1"]
+    assert CALLS == {"charge": 1}
+    assert (await shop.record(task)).retried_as == successor.id
+    with pytest.raises(NotRetryable, match="was already retried as"):
+        await retry(shop.store, task, clock.now_ms())
+
+
 async def test_all_that_a_failed_step_ended_are_taken_up_again_at_once(
     tmp_path: Path, operator: Operator
 ) -> None:
@@ -356,7 +395,7 @@ async def test_a_failure_that_its_handler_deals_with_is_none(
         assert await ann.text(task_id) == "paid later"
         assert await operator.found("--outcome", "ok") == [task_id]
         status, _, err = await operator("retry", ref(task_id))
-    assert (status, "is not parked, and no failed step ended it" in err) == (1, True)
+    assert (status, "is not parked, and neither failed at a step" in err) == (1, True)
 
 
 async def test_a_step_that_may_run_only_once_is_not_run_again(

@@ -317,4 +317,7 @@ async def test_the_command_names_the_steps_that_there_are(
     going_on = await shop.begin("order")
     await shop.all_turns()
     status, _, err = await operate(shared, capsys, str(going_on), "--from", "reserve", "--yes")
-    assert (status, err) == (1, f"{going_on} is not parked, and no failed step ended it\n")
+    assert (status, err) == (
+        1,
+        f"{going_on} is not parked, and neither failed at a step nor was given up\n",
+    )
