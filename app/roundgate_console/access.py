@@ -26,7 +26,7 @@ from roundgate.auth import LOCAL
 from roundgate.auth.verifier import MAX_TOKEN_BYTES
 from roundgate.errors import AuthError, Draining, Unavailable
 from roundgate.http.bodies import read_body
-from roundgate.http.exchange import exchange_of
+from roundgate.http.exchange import State, exchange_of
 from roundgate.http.request import public_origins
 from roundgate_console.frame import FORM, OPERATOR, Console, is_api
 from roundgate_console.sessions import Operator, cookie_name
@@ -78,12 +78,8 @@ class ConsoleAccess:
             await self._app(scope, receive, send)
             return
 
-        is_sent = False
-
         async def send_guarded(message: Message) -> None:
-            nonlocal is_sent
             if message["type"] == "http.response.start":
-                is_sent = True
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
                 headers.setdefault("cache-control", "no-store")
@@ -93,7 +89,8 @@ class ConsoleAccess:
         try:
             await self._serve(request, path, send_guarded)
         except asyncio.CancelledError:
-            if is_sent or not self._console.replica.readiness.is_draining:
+            is_begun = exchange_of(scope).responder.state is not State.NOTHING_SENT
+            if is_begun or not self._console.replica.readiness.is_draining:
                 raise
             # the server cancels requests that outlast the grace; it would answer with a bare 500
             await self._failure(request, Draining())(scope, receive, send_guarded)

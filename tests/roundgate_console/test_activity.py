@@ -176,6 +176,8 @@ async def test_replicas_on_one_store_see_each_other_and_tell_which_differ(
         assert len((await gateway.browser.get("/api/overview")).json()["replicas"]) == 1
 
 
+CALL = TaskRef("uOwner", f"{HIDDEN}A")
+
 @pytest.mark.parametrize(
     ("need", "facts"),
     [
@@ -193,7 +195,9 @@ async def test_replicas_on_one_store_see_each_other_and_tell_which_differ(
         (None, {"lease_until_ms": NOW_MS + 1}),
         (Need.WORKER, {"declined_ms": 1, "wake_ms": NOW_MS + 1}),
         (None, {"declined_ms": NOW_MS - 1}),
-        (None, {"ref": TaskRef("uOwner", f"{HIDDEN}A")}),
+        (None, {"ref": CALL}),
+        (None, {"ref": CALL, "status": Status.FAILED}),
+        (None, {"ref": CALL, "status": Status.INPUT_REQUIRED, "asked": ["approve"]}),
     ],
 )
 def test_a_task_needs_a_person_for_one_reason(need: Need | None, facts: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from roundgate.aio import TaskWatch
 from roundgate.auth import Principal
@@ -101,6 +101,12 @@ class Responder:
         if self._lock is None:
             self._lock = asyncio.Lock()
         return self._lock
+
+    async def relay(self, message: Message) -> None:
+        """Send a message of an app that writes its own response."""
+        if message["type"] == "http.response.start":
+            self.state, self.status = State.DONE, message["status"]
+        await self._send(message)
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response was sent. The first notification opens the

@@ -348,10 +348,9 @@ class RequestMiddleware:
                             await connection.wait()
                         ROOM.set(connection)  # uvicorn serves each request in a context of its own
                     await self._endpoint(scope["method"], receive, exchange)
-                elif await self._is_open_to(scope, exchange):
-                    await self._app(scope, receive, send)
                 else:
-                    await self._nothing(scope, receive, send)
+                    app = self._app if await self._is_open_to(scope, exchange) else self._nothing
+                    await app(scope, receive, exchange.responder.relay)
             except GatewayError as error:
                 await self._answer_error(error, scope["method"], receive, exchange)
             except ClientDisconnect:
@@ -366,7 +365,8 @@ class RequestMiddleware:
                 await self._fail(InternalError(reference), exchange)
         except asyncio.CancelledError:
             exchange.label = "cancelled"
-            if not (exchange.is_mcp and is_draining()):
+            is_open = exchange.is_mcp or exchange.responder.state is State.NOTHING_SENT
+            if not (is_open and is_draining()):
                 raise
             # the server cancels requests that outlast the grace; it would answer with a bare 500
             await self._fail(Draining(), exchange)

@@ -83,15 +83,16 @@ _APPROVE: Final = "approve"
 
 
 def need_of(record: TaskRecord, now_ms: int) -> Need | None:
-    """Return the reason for which a task needs a person, or `None`."""
-    if record.expires_ms <= now_ms or record.retried_as is not None:
+    """Return the reason for which a task needs a person, or `None`. A hidden task is a call, whose
+    client has its questions and its end."""
+    if record.ref.is_hidden or record.expires_ms <= now_ms or record.retried_as is not None:
         return None
     if record.shown_status is Status.FAILED:
         return Need.FAILED
     if record.status is Status.INPUT_REQUIRED:
         names = {key.rpartition("/")[2] for key in record.asked}
         return Need.APPROVAL if _APPROVE in names else Need.CLIENT
-    if record.status is not Status.WORKING or record.ref.is_hidden:
+    if record.status is not Status.WORKING:
         return None
     if is_parked(record):
         return Need.OPERATOR

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from starlette.responses import StreamingResponse
 
 from roundgate.http.replica import SIGNALS, on_stop_signal
 from tests.support import wire
@@ -94,3 +95,37 @@ async def test_a_server_that_was_told_to_stop_opens_no_stream_but_answers_calls(
         assert (status, error["code"]) == (503, -32600)
         assert "shutting down" in error["message"]
         assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_request_to_any_path_that_outlasts_the_grace_has_no_bare_500(
+    has_begun: bool,
+) -> None:
+    app, reached = gateway(add), asyncio.Event()
+
+    @app.get("/slow")
+    async def slow() -> StreamingResponse:
+        async def parts() -> AsyncIterator[str]:
+            yield "first"
+            reached.set()
+            await asyncio.Event().wait()
+
+        if not has_begun:
+            reached.set()
+            await asyncio.Event().wait()
+        return StreamingResponse(parts())
+
+    async with stoppable(app), client(app) as mcp:
+        request = asyncio.ensure_future(mcp.http.get("/slow"))
+        await reached.wait()
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(0)
+        request.cancel()  # as uvicorn does
+        if has_begun:
+            with pytest.raises(asyncio.CancelledError):
+                await request
+            return
+        response = await request
+        assert response.status_code == 503
+        assert "The server is being restarted" in response.text
+        assert response.headers["retry-after"]
