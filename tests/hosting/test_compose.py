@@ -26,6 +26,7 @@ import yaml
 
 from bench.postgresql import Server as Database
 from roundgate.client import Client
+from roundgate.settings.process import Settings
 from roundgate_aws.machine import reserved_port
 from tests.hosting.schemas import fits
 from tests.support.documents import ROOT
@@ -86,6 +87,15 @@ def test_each_service_is_healthy_by_a_check_of_its_own_or_its_image() -> None:
     assert without == {"gateway"}
     assert "HEALTHCHECK" in (ROOT / "Dockerfile").read_text()
     assert SERVICES["worker"]["healthcheck"] == {"disable": True}
+
+
+def test_all_processes_together_stay_below_the_connections_of_a_default_server() -> None:
+    most = sum(
+        SERVICES[name]["deploy"]["replicas"] * (Settings().store_connections + 1)
+        for name in ("gateway", "worker")
+    )
+    assert most <= 100 - 3, "PostgreSQL keeps three of its hundred for superusers"
+    assert "max_connections" not in str(SERVICES["database"])
 
 
 def test_the_secrets_are_made_once_and_fit(tmp_path: Path) -> None:

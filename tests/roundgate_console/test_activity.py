@@ -178,6 +178,7 @@ async def test_replicas_on_one_store_see_each_other_and_tell_which_differ(
 
 CALL = TaskRef("uOwner", f"{HIDDEN}A")
 
+
 @pytest.mark.parametrize(
     ("need", "facts"),
     [

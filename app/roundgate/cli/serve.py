@@ -140,15 +140,25 @@ class Supervisor(Multiprocess):
         # before uvicorn installs its handlers, which hide whether SIGHUP was ignored (`nohup`)
         self._is_terminal_gone = terminal_watch() if hasattr(signal, "SIGHUP") else lambda: False
         super().__init__(config, sockets)
+        self._to_reload: list[Process] = []
+        """The processes that have not got the last SIGHUP, which would end a process that starts."""
 
     def keep_subprocess_alive(self) -> None:
-        """Replace processes that have died or hang, and log each replacement."""
+        """Replace processes that have died or hang, and log each replacement. Let processes reload
+        that have started."""
         before = list(self.processes)
         super().keep_subprocess_alive()
         for process in before:
             if process not in self.processes:
                 fields = {"pid": process.pid, "ended_by": _ended_by(process.exitcode)}
                 log.error("a server process died; another was started", extra={"fields": fields})
+        ready = [process for process in self._to_reload if process.is_ready()]
+        _send(signal.SIGHUP, ready)
+        self._to_reload = [
+            process
+            for process in self._to_reload
+            if process in self.processes and process not in ready
+        ]
 
     def handle_int(self) -> None:
         """Stop without the time to accept connections. The second signal is SIGTERM, because a
@@ -167,12 +177,12 @@ class Supervisor(Multiprocess):
                     _send(number, running)
 
     def handle_hup(self) -> None:
-        """Forward SIGHUP, so each process reloads, or stop if the terminal was closed. uvicorn
-        itself would replace the processes and end calls that outlast a graceful shutdown."""
+        """Let each process reload, or stop if the terminal was closed. uvicorn itself would replace
+        the processes and end calls that outlast a graceful shutdown."""
         if self._is_terminal_gone():  # the terminal has also signalled the other processes
             self.should_exit.set()
-            return
-        _send(signal.SIGHUP, self.processes)
+        else:
+            self._to_reload = list(self.processes)
 
 
 def _send(number: int, processes: Iterable[Process]) -> None:

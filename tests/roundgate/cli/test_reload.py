@@ -22,9 +22,10 @@ import pytest
 from roundgate.config import load
 from roundgate.runtime import reload
 from roundgate.settings.process import Settings
+from roundgate_aws.machine import reserved_port
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, built, client, stoppable
-from tests.support.server import Server, running
+from tests.support.server import COMMAND, Server, end, running, start
 from tests.support.task_client import TaskClient
 
 pytestmark = pytest.mark.skipif(
@@ -334,6 +335,45 @@ async def hello() -> str:
 async def greet() -> str:
     return "Greet."
 """
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Wait until something has happened."""
+    ends = time.monotonic() + WITHIN_S
+    while not happened():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def test_server_processes_that_start_reload_once_they_have(
+    environment: dict[str, str], config: Path, tmp_path: Path
+) -> None:
+    """Their supervisor gets SIGHUP while they import the tools."""
+    hold = tmp_path / "hold"
+    hold.touch()
+    waits = f"""
+import multiprocessing, time
+if multiprocessing.parent_process() is not None:
+    Path(f"{tmp_path}/starts-{{os.getpid()}}").touch()
+    while Path("{hold}").exists():
+        time.sleep(0.02)
+"""
+    tools = config.with_name("tools.py")
+    tools.write_text(tools.read_text().replace("\ncalls = 0\n", f"{waits}\ncalls = 0\n"))
+    log = config.with_suffix(".log")
+    with reserved_port() as port:
+        arguments = ["serve", str(config), "--port", str(port), "--workers", "2"]
+        server = Server(start([*COMMAND, *arguments], log, environment), port, log)
+        try:
+            wait_until(lambda: len(list(tmp_path.glob("starts-*"))) == 2)
+            server.process.send_signal(signal.SIGHUP)
+            time.sleep(1)  # the supervisor looks for signals twice a second
+            hold.unlink()
+            wait_until(lambda: log.read_text().count('"msg":"reloaded /') == 2)
+            assert "a server process died" not in log.read_text()
+            assert server.stop() == 0
+        finally:
+            end(server.process)
 
 
 async def test_sighup_loads_again_without_watching(

@@ -537,6 +537,29 @@ class TestAway:
         assert await store.read(REF, NOW) is not None
         assert await store.create(new(TaskRef("owner", "second")))
 
+    async def test_the_first_error_of_a_lost_connection_is_logged_and_its_end_once(
+        self, connect: Connect, postgresql: Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", "roundgate.storage")
+        database = connect(connections=2)
+        await database.fetch("select 1")
+        lost = [
+            asyncio.ensure_future(database.fetch_once(f"select pg_sleep(60) -- {n}"))
+            for n in range(2)
+        ]
+        sleeping = "from pg_stat_activity where query like 'select pg_sleep(60)%'"
+        while len(await connect().fetch(f"select 1 {sleeping}")) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        postgresql.execute(f"select pg_terminate_backend(pid) {sleeping}")
+        for call in lost:
+            with pytest.raises(Unavailable):
+                await call
+        await asyncio.gather(*(database.fetch("select 1") for _ in range(5)))
+        away, back = caplog.records
+        reason = away.__dict__["fields"]["error"]
+        assert reason.endswith("terminating connection due to administrator command")
+        assert back.getMessage() == "the database answers again"
+
     async def test_a_read_whose_connection_was_cut_is_repeated(
         self, store: StoredTasks, connect: Connect
     ) -> None:
