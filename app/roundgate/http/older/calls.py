@@ -98,6 +98,9 @@ _DEFINITION: Final = {
 _NOT_ANSWERED: Final = (
     "The question of this call was not answered in time; call again to be asked again"
 )
+_GONE: Final = (
+    "The server no longer has this call, which may have taken effect; check before calling again"
+)
 
 
 class Responded(Struct, frozen=True):
@@ -343,7 +346,7 @@ class SessionCalls:
         if record is None:
             if known is not None and not self._is_past(known):
                 raise CallCancelled  # another request with the same id is replacing the call
-            raise ToolError(_NOT_ANSWERED)
+            raise ToolError(_GONE)
         return record
 
     async def _send_questions(self, call: OlderCall, record: TaskRecord) -> bool:
@@ -389,7 +392,7 @@ class SessionCalls:
             raise ToolError(message)
         outcome = await self._parts.tasks.outcome(record.ref)
         if outcome is None:  # the task has expired
-            raise ToolError(_NOT_ANSWERED)
+            raise ToolError(_GONE)
         scopes, _, reply_bytes = outcome.partition(b"\n")
         _check_scopes(frozenset(json.decode(scopes)), call.caller, record.tool)
         return stored_reply(reply_bytes)
