@@ -233,9 +233,9 @@ class TaskRecord(Struct, frozen=True):
     def is_unfinished(self) -> bool:
         """Return whether the task ended before its work: a failed step ended it, or its workers gave it
         up. So an operator can let another task continue, unless external work was cancelled."""
-        blame = self.deaths or self.attempts or self.declined_ms
-        is_given_up = self.ending is Ending.ERROR and bool(blame) and not self.cleans_up
-        return self.ending is Ending.STEP_FAILED or is_given_up
+        if self.ending is not Ending.ERROR or self.cleans_up or self.ref.is_hidden:
+            return self.ending is Ending.STEP_FAILED
+        return bool(self.deaths or self.attempts or self.declined_ms)
 
     @property
     def may_be_retried(self) -> bool:

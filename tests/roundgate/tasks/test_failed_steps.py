@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from roundgate import Context, StepFailed, ToolError, tool
 from roundgate.auth import task_owner
@@ -23,7 +24,7 @@ from roundgate.operators.continuing import retry, steps_done
 from roundgate.operators.control import ACTIONS
 from roundgate.operators.facts import activity, task_facts
 from roundgate.replay import steps
-from roundgate.storage import TaskRef
+from roundgate.storage import HIDDEN, TaskRef
 from roundgate.storage.sqlite import SqliteDatabase, SqliteTasks
 from roundgate.tasks import events
 from roundgate.tasks.stored import Claimed, StoredTasks
@@ -302,6 +303,9 @@ async def test_a_task_that_was_given_up_after_deaths_continues_after_its_finishe
     record = await shop.record(task)
     assert activity(record, clock.now_ms()) == "given up"
     assert ACTIONS["retry"].applies(record, clock.now_ms())
+    hidden = replace(record, ref=TaskRef(task.owner, HIDDEN + task.id))
+    for other in (hidden, replace(record, cleans_up=True), replace(record, deaths=0)):
+        assert not other.may_be_retried
     successor = await retry(shop.store, task, clock.now_ms())
     assert await shop.worker.work(successor) is TurnResult.FINISHED
     assert await shop.value(successor) == ["reserved before", "charge 1"]
