@@ -41,7 +41,7 @@ from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.turn import TurnResult
+from roundgate.tasks.turn import Means, TurnResult
 from roundgate.tasks.worker import Worker
 from roundgate.tokens import EventTokens, Key, KeyRing
 from tests.support.catalogs import built
@@ -113,11 +113,12 @@ class Workshop:
         self.tasks = Tasks(self.store, self.clock, self.config)
         trust = ClockTrust(self.clock, int(self.config.lease_s * 1000), 5_000)
         source = EventSource(lambda: EventTokens(RING), self.public_url, self.config)
-        self.worker = Worker(
+        means = Means(
             *(self.catalog, self.store, self.clock, self.config, nobody_listens),
-            trust=trust,
+            clock_trust=trust,
             external=source.of_task,
         )
+        self.worker = Worker(means)
         self.sweep = Sweep(self.store, self.queue, self.clock, self.config, trust=trust)
         self.pool = Pool(self.worker, self.sweep, self.queue, self.config)
 

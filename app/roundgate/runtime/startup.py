@@ -150,25 +150,27 @@ class Core(Struct, frozen=True):
     def worker(
         self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None
     ) -> Worker:
+        from roundgate.tasks.turn import Means
         from roundgate.tasks.worker import Worker
 
-        stores, publish = self.stores, self.changes.publish
-        return Worker(
+        stores = self.stores
+        means = Means(
             self.serving,
             stores.tasks,
             clock,
             config.tasks,
-            publish,
+            self.changes.publish,
             skew_s=stores.facts.clock_skew_s,
             tracing=tracing.set_up(),
             metrics=stores.metrics,
             texts=lambda view: self.texts(config, clock, view),
             hidden=self.hidden(config, clock),
             shows_errors=self.shows_errors,
-            trust=trust,
+            clock_trust=trust,
             external=lambda record: self.event_source(config).of_task(record),
             trail=self.trail,
         )
+        return Worker(means)
 
     def event_source(self, config: GatewayConfig) -> EventSource:
         from roundgate.tasks.external import EventSource

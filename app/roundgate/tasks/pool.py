@@ -35,10 +35,9 @@ from roundgate.observability.metrics import Metrics, instruments
 from roundgate.settings import TasksConfig
 from roundgate.storage import Message, TaskQueue, TaskRef
 from roundgate.tasks import events
-from roundgate.tasks.events import NotClaimed
-from roundgate.tasks.stored import Claimed, StoredTasks
+from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.turn import Turn
+from roundgate.tasks.turn import Turn, TurnResult
 from roundgate.tasks.watchdog import Held, LetGo, Watchdog
 from roundgate.tasks.worker import Worker
 
@@ -366,13 +365,9 @@ class Pool:
             await self._queue.delete([message])
         except Exception as error:  # a second delivery has no effect
             _trouble("a message", error)
-        if claimed is NotClaimed.SUSPECT:
+        if await self._worker.act_on(claimed, message.ref) is TurnResult.SUSPECT:
             self._quarantine.put(message.ref)
             await self._worker.remind(message.ref)
-        elif claimed is NotClaimed.CLEAN_UP:
-            await self._worker.clean_up(message.ref)
-        elif isinstance(claimed, Claimed):
-            await self._worker.run(claimed)
 
     # suspects
 

@@ -38,17 +38,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from roundgate.backends import Returned
-from roundgate.clock import Deadline
+from roundgate.backends import Catalog, CatalogSource, Returned, ServedTool
+from roundgate.clock import Clock, Deadline, Moment
 from roundgate.errors import (
     ArgumentsRefused,
     BackendBusy,
@@ -61,6 +62,7 @@ from roundgate.errors import (
     NotJson,
     NotServedHere,
     QuotaExceeded,
+    Suspend,
     TaskGivenUp,
     TaskTimeout,
     ToolError,
@@ -68,29 +70,74 @@ from roundgate.errors import (
     WorkerFault,
 )
 from roundgate.json import encode
+from roundgate.observability.correlation import Correlation
+from roundgate.observability.metrics import Metrics
+from roundgate.observability.tracing import Tracing
+from roundgate.protocol import Status
 from roundgate.replay import (
     HOLD_MS,
     JOURNAL_VERSION,
+    Answered,
+    Asked,
     Call,
+    Cleanup,
     Completed,
     Context,
+    Entry,
+    ExternalEvents,
     Failed,
+    HiddenRounds,
     Journal,
+    LongTexts,
+    Opened,
+    Publish,
     Raised,
     Restarted,
     Run,
     Stop,
     Suspended,
+    TimedOutQuestion,
     engine,
+    plain,
+    row,
 )
-from roundgate.storage import Ending, TaskRef
+from roundgate.settings import TasksConfig
+from roundgate.storage import Ending, Mark, TaskRecord, TaskRef
 from roundgate.tasks import watchdog
-from roundgate.tasks.call import TaskCall
-from roundgate.tasks.events import NOTHING, Added, Finish, LetGo, Park, Release, Restart, UnderLease
+from roundgate.tasks.call import TaskCall, read_task
+from roundgate.tasks.clock_trust import ClockTrust
+from roundgate.tasks.events import (
+    NOTHING,
+    Added,
+    Checkpoint,
+    Finish,
+    LetGo,
+    Park,
+    Release,
+    Restart,
+    UnderLease,
+)
 from roundgate.tasks.events import SuspendTask as Ask
-from roundgate.tasks.lease import Heartbeat, Means, TaskCheckpointer, to_its_end
-from roundgate.tasks.outcome import ended, failed, failure_reason, log_failure, tell_refused
-from roundgate.tasks.stored import Claimed, Lease
+from roundgate.tasks.lease import (
+    MAX_MESSAGE_DELAY_MS,
+    Heartbeat,
+    LeaseTime,
+    Patience,
+    to_its_end,
+)
+from roundgate.tasks.life import Life, waits_until_ms
+from roundgate.tasks.outcome import (
+    call_outcome,
+    ended,
+    failed,
+    failure_reason,
+    log_failure,
+    tell_refused,
+)
+from roundgate.tasks.stored import Claimed, Lease, StoredTasks
+
+if TYPE_CHECKING:  # loaded only if there is an audit log
+    from roundgate.audit import Trail
 
 BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
 DECLINED_MS: Final = (1_000, 60_000)
@@ -157,30 +204,118 @@ HandlerOutcome: TypeAlias = engine.Outcome[Returned]
 Outcome: TypeAlias = HandlerOutcome | Aborted | Interrupted
 
 
+@dataclass(eq=False)
+class Means:
+    """The resources that the turns of one worker share."""
+
+    catalogs: CatalogSource
+    store: StoredTasks
+    clock: Clock
+    config: TasksConfig
+    publish: Publish
+    """Notifies clients of changes."""
+    skew_s: float = 5.0
+    """The maximum difference in seconds of the clocks that share the store, unless `config` sets
+    one."""
+    tracing: Tracing = field(default_factory=Tracing)
+    metrics: Metrics = field(default_factory=Metrics)
+    texts: Callable[[str], LongTexts] | None = None
+    """Returns the store of long texts of a view."""
+    hidden: Callable[[str], HiddenRounds] | None = None
+    """Returns the rounds of calls of older servers, in a view."""
+    shows_errors: bool = False
+    """Whether callers see the messages of unexpected exceptions."""
+    clock_trust: ClockTrust | None = None
+    """The `ClockTrust` of the process, if it has a sweep."""
+    external: Callable[[TaskRecord], ExternalEvents] | None = None
+    """Opens the external events of a task."""
+    trail: Trail | None = None
+    """The audit log, if there is one."""
+
+    def __post_init__(self) -> None:
+        self.lease_ms = int(self.config.lease_s * 1000)
+        self.skew_ms = self.config.skew_ms(self.skew_s)
+        self.life = Life.from_config(self.config)
+        self.trust = self.clock_trust or ClockTrust(self.clock, self.lease_ms, self.skew_ms)
+
+    def due_ms(self, wake_ms: int = 0) -> int:
+        """Return when a sweep should check a task that continues at `wake_ms`, in milliseconds
+        since the epoch: at that time if no message can be delayed so long, otherwise when the
+        message may be assumed lost."""
+        now_ms = self.clock.now_ms()
+        if wake_ms > now_ms + MAX_MESSAGE_DELAY_MS:
+            return wake_ms
+        return max(now_ms, wake_ms) + int(self.config.requeue_after_s * 1000)
+
+    def find(
+        self,
+        catalog: Catalog,
+        task_call: TaskCall,
+        record: TaskRecord,
+        deadline: Deadline,
+        cleanup: Cleanup | None = None,
+    ) -> tuple[ServedTool, Call]:
+        """Return the tool of a task, and its call for the engine.
+
+        Raises:
+            NotServedHere: the view of the call, or the tool in it, does not exist any more.
+        """
+        view = catalog.views.get(task_call.view) if task_call.view else catalog
+        served = None if view is None else view.tools.get(task_call.tool)
+        if view is None or served is None:
+            where = f" in the view {task_call.view}" if task_call.view else ""
+            raise NotServedHere(f"serves {task_call.tool}{where}")
+        principal, rules = task_call.principal, served.rules
+        return served, Call(
+            principal=principal,
+            meta=task_call.meta(),
+            deadline=deadline,
+            publish=self.publish,
+            task_id=task_call.continues or record.ref.id,
+            last_ms=self.life.last_ms(record.created_ms),
+            texts=None if self.texts is None else self.texts(task_call.view),
+            hidden=None if self.hidden is None else partial(self.hidden, task_call.view),
+            read=view.read_resource,
+            external=None if self.external is None or cleanup else self.external(record),
+            authorize=None if rules is None else rules.authorizer(principal),
+            cleanup=cleanup,
+        )
+
+
 class Turn:
-    """A claimed task until its turn has ended.
-
-    async with Turn(means, claimed, deadline) as turn:
-        turn.begin(task_call, call)
-        outcome = await turn.run(handler)
-        await turn.commit(outcome)
-
-    An error that leaves the block is committed as `Aborted`, and a cancellation as `Interrupted`.
-    """
+    """A claimed task until its turn has ended, and the `replay.Checkpointer` of its run."""
 
     def __init__(self, means: Means, claimed: Claimed, deadline: Deadline) -> None:
+        record = claimed.record
+        self.claimed = claimed
+        self.result = TurnResult.FAULT
+        self.correlation = Correlation(
+            record.tool, task=str(record.ref), known_call_id=record.call_id
+        )
+        self.has_begun = False
         self._means = means
-        self._store = means.tasks
+        self._store = means.store
         self._clock = means.clock
-        self._record = claimed.record
+        self._record = record
         self._deadline = deadline
         self._begun_ms = self._last_look_ms = means.clock.monotonic_ms()
         self._told_s: float | None = None
         self._is_stopping = False
-        self.has_begun = False
         self._reason: str | None = None
-        self.claimed = claimed
-        self.result = TurnResult.FAULT
+        self._error: Exception | None = None
+        """The error that ends the run."""
+        self._patience = Patience(lambda: deadline.is_past, task=str(record.ref))
+        # the lease and the row, as the last write left them
+        self._time = LeaseTime(means.clock, means.lease_ms, means.skew_ms)
+        self._time.claimed(record.lease_until_ms)
+        self._due_ms = record.due_ms or 0
+        self._expires_ms = self._written_expires_ms = record.expires_ms
+        """The expiry with every wait so far, and as it was last written."""
+        self._message = record.status_message
+        self._state = claimed.state
+        self._bytes = sum(map(len, [*claimed.journal, *claimed.answers.values()]))
+        self._keeping = asyncio.Lock()
+        self._renewing = asyncio.Lock()
 
     @property
     def ref(self) -> TaskRef:
@@ -201,26 +336,54 @@ class Turn:
         record = self._record
         return {"call": record.call_id, "task": str(self.ref), "tool": record.tool}
 
-    async def __aenter__(self) -> Turn:
-        return self
+    async def take(self) -> None:
+        """Run the handler, and write the end of the turn; set `result`.
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         try:
-            match error:
-                case LeaseLost():
-                    self.result = TurnResult.LOST
-                case asyncio.CancelledError():
-                    await to_its_end(self.commit(Interrupted(crashes=not self._is_stopping)))
-                case Exception():
-                    await self.commit(Aborted(error))
+            # the turn keeps this catalog, even if a reload replaces it
+            with self._means.catalogs.use() as catalog:
+                await self._take(catalog)
+        except LeaseLost:
+            self.result = TurnResult.LOST
+        except asyncio.CancelledError:
+            crashes = not (self._is_stopping and self.has_begun)
+            await to_its_end(self._commit(Interrupted(crashes)))
+            raise
+        except Exception as error:
+            await self._commit(Aborted(error))
         finally:
             self._note()
-        return isinstance(error, Exception)
+
+    async def _take(self, catalog: Catalog) -> None:
+        means, record = self._means, self._record
+        self._check()
+        self.task_call, journal = read_task(self.claimed)
+        served, call = means.find(catalog, self.task_call, record, self._deadline)
+        self._begin(call, journal)
+        with means.tracing.turn(self.task_call.origin, self.correlation, record.fence) as span:
+            outcome = await self._outcome(served)
+            span.end("tool_error" if isinstance(outcome, Failed) else "ok")
+        await self._commit(outcome)
+        if isinstance(outcome, Completed | Failed) and self.result in _ENDED:
+            means.metrics.called(served.name, served.backend, call_outcome(outcome))
+
+    def _check(self) -> None:
+        """Check that this worker may run another turn.
+
+        Raises:
+            TaskGivenUp: too many workers died with the task.
+            NotServedHere: this worker cannot read the journal.
+        """
+        record = self._record
+        if record.deaths >= self._means.config.max_deaths:
+            raise TaskGivenUp(
+                f"{record.deaths} workers died or stalled while they ran this task alone"
+            )
+        if record.journal_version > JOURNAL_VERSION:
+            raise NotServedHere(f"reads journals of version {record.journal_version}")
 
     def _note(self) -> None:
         record, took_ms = self._record, round(self._clock.monotonic_ms() - self._begun_ms, 2)
@@ -241,22 +404,30 @@ class Turn:
 
     # the run
 
-    def begin(self, task_call: TaskCall, journal: Journal, call: Call) -> None:
+    def _begin(self, call: Call, journal: Journal) -> None:
         """Make the run of the task's handler without starting it."""
-        self.task_call = task_call
+        names = self.task_call.principal.names
         if self._record.suspect:
             self._means.metrics.taken_over(self._record.tool)
-            fields = {**task_call.principal.names, "deaths": self._record.deaths}
+            fields = {**names, "deaths": self._record.deaths}
             log.warning("a task is taken over", extra={"fields": fields})
         if self._means.trail is not None:
-            self._means.trail.turn(task_call.principal, self._record.attempts + 1)
-        self.checkpointer = TaskCheckpointer(self._means, self.claimed, call, journal)
+            self._means.trail.turn(self.task_call.principal, self._record.attempts + 1)
+        self._run = Run(call, journal, self, self._message)
+        if journal.received:  # an answer ends a wait
+            self._extend_life(self._clock.now_ms())
+        # the store has the initial entries already: answers are read again with their questions
+        self._saved = {_place(entry): entry for entry in journal.entries()}
+        self._check_time()
         self.has_begun = True
+        if self._is_stopping:
+            self._run.request_stop()
 
     def request_stop(self) -> None:
         """Ask the run to release its task at the next step."""
         self._is_stopping = True
-        self._run.request_stop()
+        if self.has_begun:
+            self._run.request_stop()
 
     @property
     def is_abandoned(self) -> bool:
@@ -264,27 +435,21 @@ class Turn:
         root = self._run.root_task
         return root is not None and not root.done()
 
-    @property
-    def _run(self) -> Run:
-        return self.checkpointer.run
-
-    async def run(
-        self, handler: Callable[[Context, dict[str, Any]], Awaitable[Returned]]
-    ) -> HandlerOutcome:
+    async def _outcome(self, served: ServedTool) -> HandlerOutcome:
         """Return the outcome of the handler, or the reason for its forced end.
 
         Raises:
             LeaseLost: this worker no longer holds the task.
             Exception: a fault of the gateway, for instance of the store.
         """
-        if self.checkpointer.error is not None:  # the task is past its time
-            return Failed(self.checkpointer.error)
+        if self._error is not None:  # the task is past its time
+            return Failed(self._error)
         context, arguments = Context(self._run), dict(self.task_call.arguments)
 
         async def run_handler() -> HandlerOutcome:
             watchdog.RUNNING.set(self)
             watchdog.attend()
-            return await engine.run_handler(lambda: handler(context, arguments), self._run)
+            return await engine.run_handler(lambda: served.call(context, arguments), self._run)
 
         root = asyncio.create_task(run_handler())
         every_s = min(1.0, self._means.config.lease_s / 6)
@@ -298,15 +463,7 @@ class Turn:
                 await asyncio.wait([root], timeout=GRACE_S)
             self._leave(root)
             raise
-        return self._outcome(root)
-
-    async def _beat(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        look_s = JOB_LOOK_S if self._record.cleans_up else LOOK_S
-        is_time = now_ms - self._last_look_ms >= look_s * 1000
-        if is_time:
-            self._last_look_ms = now_ms
-        await self.checkpointer.attend(look=is_time)
+        return self._root_outcome(root)
 
     def _is_given_up(self, root: asyncio.Task[HandlerOutcome]) -> bool:
         """Return whether to abandon the handler, because it was stopped long ago. Cancel it after
@@ -317,13 +474,13 @@ class Turn:
         now_s = asyncio.get_running_loop().time()
         self._told_s = now_s if self._told_s is None else self._told_s
         grace_s = LATE_S if self._deadline.is_past else GRACE_S
-        is_urgent = self.checkpointer.is_lost and self._record.cleans_up
+        is_urgent = isinstance(self._error, LeaseLost) and self._record.cleans_up
         if is_urgent or now_s - self._told_s >= grace_s:
             root.cancel()
         return now_s - self._told_s >= 2 * grace_s
 
-    def _outcome(self, root: asyncio.Task[HandlerOutcome]) -> HandlerOutcome:
-        run, error = self._run, self.checkpointer.error
+    def _root_outcome(self, root: asyncio.Task[HandlerOutcome]) -> HandlerOutcome:
+        run, error = self._run, self._error
         if error is None and root.done() and not root.cancelled():
             return root.result()
         self._leave(root)
@@ -343,26 +500,243 @@ class Turn:
         if self.is_abandoned:
             log.error("a handler does not end and is abandoned", extra={"fields": self.facts()})
 
-    # the end of the turn
+    # the time of the task
 
-    async def commit(self, outcome: Outcome) -> None:
-        """Write the outcome of the turn, and set `result`.
+    @property
+    def _end_ms(self) -> int:
+        """Return when the task is ended because it takes too long, in milliseconds since the
+        epoch."""
+        return self._means.life.end_ms(self._record.created_ms, self._expires_ms)
+
+    def _check_time(self) -> None:
+        """End the run if the task takes too long."""
+        if self._clock.now_ms() >= self._end_ms and self._means.trust.expires:
+            limit = self._means.life.limit(self._record.created_ms, self._expires_ms)
+            text = f"The task exceeded the time limit of this server ({limit})"
+            self._end_run(TaskTimeout(text))
+
+    def _extend_life(self, from_ms: int | None = None) -> None:
+        """Keep the task after a wait until `from_ms`, by default until the end of the waits in the
+        journal. The next write extends the row."""
+        if from_ms is None:
+            from_ms = waits_until_ms(self._run.journal.entries())
+        self._expires_ms = self._means.life.extended_ms(
+            self._record.created_ms, self._expires_ms, from_ms
+        )
+
+    @property
+    def _later_expires_ms(self) -> int | None:
+        """Return the expiry if the record has an earlier one, otherwise `None`."""
+        return self._expires_ms if self._expires_ms > self._written_expires_ms else None
+
+    # for the engine
+
+    async def admit(self) -> None:
+        """Return once a step may begin.
 
         Raises:
-            Unavailable: the store cannot be reached.
+            Suspend: the lease is lost, or the store cannot confirm it.
         """
+        if self._time.lets_begin:
+            return
+        try:
+            await self._patience.attempt("renewing a lease", self._renew_in_time)
+        except Exception as error:
+            self._stop_with(error)
+
+    async def checkpoint(self, *entries: Entry) -> None:
+        """Return once these entries and everything unwritten before them are durable.
+
+        The engine calls this method in an asyncio task of its own, so cancelling the handler does
+        not interrupt it.
+
+        Raises:
+            Suspend: the entries cannot be written.
+            NotJson: `ctx.state` has no JSON form.
+            ToolError: the journal exceeds `tasks.max_journal_bytes`.
+        """
+        try:
+            rows = [encode(row(entry)) for entry in entries]
+            self._account(entries, rows)
+            # a failed write may have happened: repeat it before any other write
+            async with self._keeping:
+                added, begun = self._added(rows, entries), Moment.now(self._clock)
+                await self._patience.attempt("a checkpoint", lambda: self._write(added))
+                self._time.renewed(begun)  # any of the attempts may be the one that succeeded
+                self._saved.update((_place(entry), entry) for entry in entries)
+        except NotJson:  # in ctx.state, the handler's own data
+            raise
+        except QuotaExceeded as error:  # the caller's limit, not a fault of the gateway
+            self._stop_with(ToolError(str(error)))
+        except Exception as error:
+            self._stop_with(error)
+
+    def _account(self, entries: Sequence[Entry], rows: Sequence[bytes]) -> None:
+        self._bytes += sum(map(len, rows))
+        most = self._means.config.max_journal_bytes
+        if self._bytes > most:
+            journal = self._run.journal
+            for entry in entries:
+                journal.add(entry)
+            raise ToolError(
+                f"The journal of the task has more than {most} bytes (tasks.max_journal_bytes); "
+                f"the largest entry is {journal.largest()}"
+            )
+
+    async def _write(self, added: Added) -> None:
+        async with self._renewing:
+            await self._extend(added, Moment.now(self._clock))
+        self._state = self._state if added.state is None else added.state
+
+    async def _renew_in_time(self) -> None:
+        """Renew the lease.
+
+        Raises:
+            TimeoutError: too little of the lease was left for a step when the store answered.
+        """
+        await self._renew()
+        if not self._time.lets_begin:
+            raise TimeoutError("the store answered too late to begin a step within the lease")
+
+    # for the heartbeat
+
+    async def _beat(self) -> None:
+        """Renew the lease and write the status message if either is due; otherwise, at times, read
+        the row to check that the lease still holds. End the run if the task takes too long, was
+        cancelled or taken over, or has expired."""
+        now_ms = self._clock.monotonic_ms()
+        look_s = JOB_LOOK_S if self._record.cleans_up else LOOK_S
+        is_time = now_ms - self._last_look_ms >= look_s * 1000
+        if is_time:
+            self._last_look_ms = now_ms
+        self._check_time()
+        try:
+            if self._clock.now_ms() >= self._expires_ms and self._means.trust.expires:
+                raise LeaseLost(self.ref.id)
+            is_due = self._time.is_half_over or self._time.is_due_soon(self._due_ms)
+            if is_due or self._unwritten_message() is not None:
+                await self._renew()
+            elif is_time:
+                await self._look()
+        except LeaseLost as error:
+            self._end_run(error)
+
+    async def _renew(self) -> None:
+        """Extend the lease and write the status message. `ctx.state` is not written, because the
+        handler may be changing it."""
+
+        async def renew() -> None:
+            async with self._renewing:  # the last write decides when the lease ends
+                sent = Moment.now(self._clock)
+                message = self._unwritten_message()
+                await self._extend(
+                    Added(status_message=message, expires_ms=self._later_expires_ms), sent
+                )
+                self._time.renewed(sent)
+
+        await to_its_end(renew())
+
+    async def _extend(self, added: Added, sent: Moment) -> None:
+        """Write `added` and renew the lease in one write."""
+        due_ms = self._time.due_ms(sent, self._due_ms)
+        event = Checkpoint(self._time.until_ms(sent), due_ms, added=added)
+        await self._store.write(self.lease, event, sent.wall_ms)
+        self._due_ms = due_ms or self._due_ms
+        self._written_expires_ms = added.expires_ms or self._written_expires_ms
+        self._message = self._message if added.status_message is None else added.status_message
+
+    async def _look(self) -> None:
+        record = await self._store.read(self.ref, self._clock.now_ms())
+        if (
+            record is None
+            or record.status is not Status.WORKING
+            or record.fence != self.lease.fence
+        ):
+            raise LeaseLost(self.ref.id)
+
+    # the end of the run
+
+    def _end_run(self, error: Exception) -> None:
+        """End the run with an error that its handler cannot catch, at its next call of the
+        context: `LeaseLost` if another worker has the task or the task has ended."""
+        is_lost = isinstance(error, LeaseLost)
+        if is_lost or self._error is None:
+            self._error = error
+        self._run.stop(Stop.LOST if is_lost else Stop.FAULT)
+
+    def _stop_with(self, error: Exception) -> NoReturn:
+        self._end_run(error)
+        raise Suspend from None
+
+    async def _last_with_rest(self, make_event: Callable[[Added], UnderLease]) -> None:
+        """Write the event that ends the turn, with everything that the run has not written yet:
+        questions, sleeps, answers that it read, state, status message. A running checkpoint ends
+        first, so that its entries are not written twice."""
+
+        async def when_kept() -> None:
+            async with self._keeping:
+                entries = self._run.journal.entries()
+                unwritten = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
+                rest = self._added([encode(row(entry)) for entry in unwritten], unwritten)
+                await self._last(make_event(rest))
+
+        await to_its_end(when_kept())
+
+    async def _last(self, event: UnderLease) -> None:
+        """Write the event that ends the turn, or raise as `Patience.attempt` does."""
+        attempt = self._patience.attempt(
+            "the last write of a turn", partial(self._write_event, event)
+        )
+        await to_its_end(attempt)
+
+    async def _write_event(self, event: UnderLease) -> None:
+        await self._store.write(self.lease, event, self._clock.now_ms())
+
+    def unwritten_journal(self) -> list[bytes] | None:
+        """Return the whole journal if it has unwritten entries; otherwise `None`."""
+        entries = list(self._run.journal.entries())
+        if all(self._saved.get(_place(entry)) == entry for entry in entries):
+            return None
+        return [encode(row(entry)) for entry in entries]
+
+    def _added(self, rows: Sequence[bytes], entries: Sequence[Entry]) -> Added:
+        state = encode(plain(self._run.journal.state, "ctx.state"))
+        return Added(
+            entries=rows,
+            state=state if state != self._state else None,
+            status_message=self._unwritten_message(),
+            expires_ms=self._later_expires_ms,
+            events=[
+                Mark(entry.name, entry.until_ms)
+                for entry in entries
+                if isinstance(entry, Opened) and entry.outcome is None
+            ],
+        )
+
+    def _unwritten_message(self) -> str | None:
+        """Return the handler's status message, or `None` if the record already has it. Lone
+        surrogates, as in some file names, are replaced."""
+        message = self._run.message
+        shown = None if message is None else message.encode(errors="replace").decode()
+        return shown if shown != self._message else None
+
+    # the end of the turn
+
+    async def _commit(self, outcome: Outcome) -> None:
+        """Write the outcome of the turn, and set `result`. Raise Unavailable if the store cannot be
+        reached."""
         if isinstance(outcome, Completed | Failed):
             self._reason = failure_reason(outcome)
         try:
-            self.result = await self._commit(outcome)
+            self.result = await self._write_end(outcome)
         except LeaseLost:
             self.result = TurnResult.LOST
         except NotJson as error:  # in ctx.state
-            self.result = await self._commit(Failed(error))
+            self.result = await self._write_end(Failed(error))
         except QuotaExceeded as error:  # an outcome of this size is always stored
-            self.result = await self._commit(Failed(ToolError(str(error))))
+            self.result = await self._write_end(Failed(ToolError(str(error))))
 
-    async def _commit(self, outcome: Outcome) -> TurnResult:
+    async def _write_end(self, outcome: Outcome) -> TurnResult:
         match outcome:
             case Suspended(requests=requests) if requests:
                 await self._ask(outcome)
@@ -400,20 +774,20 @@ class Turn:
     async def _ask(self, suspended: Suspended) -> None:
         wire = {key: encode(request) for key, request in suspended.requests.items()}
         ready_ms = self._means.due_ms()
-        self.checkpointer.extend_life(self._clock.now_ms())
-        self.checkpointer.extend_life()
-        wake_ms = min(suspended.wake_ms or 0, self.checkpointer.end_ms)
+        self._extend_life(self._clock.now_ms())
+        self._extend_life()
+        wake_ms = min(suspended.wake_ms or 0, self._end_ms)
         if self._run.is_message_over:
             self._run.message = ""
-        await self.checkpointer.last_with_rest(
+        await self._last_with_rest(
             lambda rest: Ask(wire, wake_ms, suspended.awaits, ready_ms, added=rest)
         )
         if log.isEnabledFor(logging.DEBUG):
             log.debug("a task asks its client", extra={"fields": {"questions": list(wire)}})
 
     async def _release(self, suspended: Suspended) -> None:
-        self.checkpointer.extend_life()
-        wake_ms = min(suspended.wake_ms or 0, self.checkpointer.end_ms)
+        self._extend_life()
+        wake_ms = min(suspended.wake_ms or 0, self._end_ms)
         due_ms, ready_ms = self._means.due_ms(wake_ms), self._means.due_ms()
 
         def release(rest: Added) -> UnderLease:
@@ -427,15 +801,15 @@ class Turn:
                 added=rest,
             )
 
-        await self.checkpointer.last_with_rest(release)
+        await self._last_with_rest(release)
 
     async def _restart(self, arguments: Mapping[str, Any]) -> None:
         generation = self.task_call.generation + 1
         call = replace(self.task_call, arguments=arguments, generation=generation).to_bytes()
         due_ms = self._means.due_ms()
-        self.checkpointer.extend_life(self._clock.now_ms())
-        expires_ms = self.checkpointer.later_expires_ms
-        await self.checkpointer.last(Restart(call, (), b"{}", JOURNAL_VERSION, due_ms, expires_ms))
+        self._extend_life(self._clock.now_ms())
+        expires_ms = self._later_expires_ms
+        await self._last(Restart(call, (), b"{}", JOURNAL_VERSION, due_ms, expires_ms))
 
     async def _park(self, error: NondeterminismError) -> None:
         what = f"task {self.ref} (tool {self._record.tool})"
@@ -446,7 +820,7 @@ class Turn:
             else "took another path than before,"
         )
         why = f"{PARKED}: the handler {how} at {error.key!r} (reference {reference})"
-        await self.checkpointer.last(Park(why))
+        await self._last(Park(why))
 
     async def _finish(self, outcome: Completed[Returned] | Failed) -> TurnResult:
         most, shows_errors = self._means.config.max_result_bytes, self._means.shows_errors
@@ -463,7 +837,7 @@ class Turn:
             end.ending,
             end.failed_steps,
         )
-        await self.checkpointer.last(finish)
+        await self._last(finish)
         if end.ending is not Ending.STEP_FAILED:
             return TurnResult.FINISHED
         self._log_failed_steps(end.failed_steps)
@@ -486,7 +860,7 @@ class Turn:
                 let_go = LetGo(self._means.due_ms(), blame=True, fence=self.lease.fence)
                 await self._store.apply(self.ref, let_go, self._clock.now_ms())
             else:
-                self.checkpointer.patience.hurry()
+                self._patience.hurry()
                 try:
                     await self._release(Suspended({}, self._run.journal))
                 except (NotJson, QuotaExceeded):  # the next turn writes the rest, or fails
@@ -534,7 +908,7 @@ class Turn:
         """Release the task until `wake_ms` without counting the release as progress."""
         due_ms = self._means.due_ms(wake_ms)
         release = Release(wake_ms, due_ms, attempts, declined_ms, keeps_blame=True, added=added)
-        await self._store.write(self.lease, release, self._clock.now_ms())
+        await self._write_event(release)
 
     async def _give_up(self, error: TaskGivenUp) -> TurnResult:
         """Fail the task for good."""
@@ -546,7 +920,7 @@ class Turn:
         message = f"Given up {why} (reference {reference})"
         due_ms = self._means.due_ms() if self._record.cleans_up else None
         finish = Finish(end.status, end.outcome, message, due_ms)
-        await self._store.write(self.lease, finish, self._clock.now_ms())
+        await self._write_event(finish)
         return TurnResult.GIVEN_UP
 
 
@@ -554,3 +928,13 @@ def _retrieve_error(root: asyncio.Task[Any]) -> None:
     """Retrieve the exception of an abandoned handler, so that asyncio does not report it."""
     if not root.cancelled():
         root.exception()
+
+
+_ENDED: Final = frozenset({TurnResult.FINISHED, TurnResult.STEP_FAILED})
+_QUESTIONS: Final = (Asked, Answered, TimedOutQuestion)
+
+
+def _place(entry: Entry) -> tuple[bool, str]:
+    """Return whether an entry belongs to a question, and its key. The journal holds one entry for
+    each such pair."""
+    return isinstance(entry, _QUESTIONS), entry.key

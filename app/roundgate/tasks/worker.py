@@ -30,47 +30,34 @@ worker cancels without a lease (`_clean_up_alone`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from roundgate.backends import Catalog, CatalogSource, ServedTool
-from roundgate.clock import Clock, Deadline
+from roundgate.clock import Deadline
 from roundgate.errors import (
     CleanedUp,
     LeaseLost,
     NotCancelled,
     NotServedHere,
-    TaskGivenUp,
     Unavailable,
 )
-from roundgate.observability.correlation import Correlation, correlated
-from roundgate.observability.metrics import Metrics
-from roundgate.observability.tracing import Tracing
+from roundgate.observability.correlation import correlated
 from roundgate.protocol import Status
 from roundgate.replay import (
-    JOURNAL_VERSION,
-    Call,
     Cleanup,
-    Completed,
     Context,
-    ExternalEvents,
     Failed,
-    HiddenRounds,
-    LongTexts,
-    Publish,
     Run,
     Suspended,
     engine,
 )
-from roundgate.settings import TasksConfig
-from roundgate.storage import TaskRecord, TaskRef
-from roundgate.tasks.call import TaskCall, read_task
-from roundgate.tasks.clock_trust import ClockTrust
+from roundgate.storage import TaskRef
+from roundgate.tasks.call import read_task
 from roundgate.tasks.events import (
     Claim,
     ClaimCleanup,
@@ -80,14 +67,9 @@ from roundgate.tasks.events import (
     PostponeCleanup,
     Sending,
 )
-from roundgate.tasks.lease import Means, Patience, to_its_end
-from roundgate.tasks.life import Life
-from roundgate.tasks.outcome import call_outcome
-from roundgate.tasks.stored import Claimed, StoredTasks
-from roundgate.tasks.turn import HandlerOutcome, Turn, TurnResult
-
-if TYPE_CHECKING:  # loaded only if there is an audit log
-    from roundgate.audit import Trail
+from roundgate.tasks.lease import Patience, to_its_end
+from roundgate.tasks.stored import Claimed
+from roundgate.tasks.turn import HandlerOutcome, Means, Turn, TurnResult
 
 CLEANUP_PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 14_400)
 """The seconds between attempts to end the external work of a task: nine attempts in eight hours,
@@ -109,70 +91,12 @@ class Left(Struct, frozen=True):
 
 
 class Worker:
-    """The worker of a process."""
+    """The worker of a process, with the means of its turns."""
 
-    def __init__(
-        self,
-        catalogs: CatalogSource,
-        store: StoredTasks,
-        clock: Clock,
-        config: TasksConfig,
-        publish: Publish,
-        *,
-        skew_s: float = 5.0,
-        tracing: Tracing | None = None,
-        metrics: Metrics | None = None,
-        texts: Callable[[str], LongTexts] | None = None,
-        hidden: Callable[[str], HiddenRounds] | None = None,
-        shows_errors: bool = False,
-        trust: ClockTrust | None = None,
-        external: Callable[[TaskRecord], ExternalEvents] | None = None,
-        trail: Trail | None = None,
-    ) -> None:
-        """Make a worker.
-
-        Args:
-            catalogs: provides the tools.
-            store: the stored tasks.
-            clock: the clock of the process.
-            config: the limits of tasks.
-            publish: notifies clients of changes.
-            skew_s: the maximum difference in seconds of the clocks that share the store, unless
-                `config` sets one.
-            tracing: the tracer of turns.
-            metrics: counts turns.
-            texts: returns the store of long texts of a view.
-            hidden: returns the rounds of calls of older servers, in a view.
-            shows_errors: whether callers see the messages of unexpected exceptions.
-            trust: the `ClockTrust` of the process, if it has a sweep.
-            external: opens the external events of a task.
-            trail: the audit log, if there is one.
-        """
-        self._texts = texts
-        self._hidden = hidden
-        self._external = external
-        self._catalogs = catalogs
-        self._store = store
-        self._trail = trail
-        self._clock = clock
-        self._config = config
-        self._lease_ms = int(config.lease_s * 1000)
-        self._skew_ms = config.skew_ms(skew_s)
-        self._publish = publish
-        self._tracing = tracing or Tracing()
-        self._metrics = metrics or Metrics()
-        self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
-        self._means = Means(
-            store,
-            clock,
-            config,
-            Life.from_config(config),
-            self._skew_ms,
-            self._trust,
-            self._metrics,
-            trail,
-            shows_errors,
-        )
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._store = means.store
+        self._clock = means.clock
         self._turns: dict[Turn, None] = {}
         self._stop_requested = False
 
@@ -186,12 +110,13 @@ class Worker:
         Raises:
             Unavailable: the store cannot be reached, or the audit log cannot be written.
         """
-        if self._trail is not None:
-            self._trail.check()
+        means = self._means
+        if means.trail is not None:
+            means.trail.check()
         now_ms = self._clock.now_ms()
-        until_ms = now_ms + self._lease_ms
-        lapsed_ms = now_ms - self._skew_ms if self._trust.acts else 0
-        event = Claim(until_ms, until_ms + self._skew_ms, lapsed_ms, alone)
+        until_ms = now_ms + means.lease_ms
+        lapsed_ms = now_ms - means.skew_ms if means.trust.acts else 0
+        event = Claim(until_ms, until_ms + means.skew_ms, lapsed_ms, alone)
         claimed = await self._store.claim(ref, event, now_ms)
         return claimed if isinstance(claimed, Claimed) else NotClaimed(claimed)
 
@@ -205,14 +130,14 @@ class Worker:
             Unavailable: the store cannot be reached.
         """
         now_ms = self._clock.now_ms()
-        due_ms = now_ms + int(self._config.requeue_after_s * 1000)
+        due_ms = now_ms + int(self._means.config.requeue_after_s * 1000)
         record = await self._store.read(ref, now_ms)
         if (
             record is not None
             and record.due_ms is not None
             and (record.due_ms > due_ms or record.resends)
         ):
-            event = Postpone(record.due_ms, due_ms, 0, Sending.LEFT, self._skew_ms)
+            event = Postpone(record.due_ms, due_ms, 0, Sending.LEFT, self._means.skew_ms)
             await self._store.apply(ref, event, now_ms)
 
     async def work(
@@ -226,58 +151,40 @@ class Worker:
         """
         if ref.is_hidden:  # its client's requests run it
             return TurnResult.NOT_CLAIMED
-        match await self.claim(ref, alone=alone):
-            case NotClaimed.SUSPECT:
-                return TurnResult.SUSPECT
-            case NotClaimed.CLEAN_UP:
-                return await self.clean_up(ref, deadline)
-            case NotClaimed() as reason:
-                log.debug(
-                    "task not claimed", extra={"fields": {"task": str(ref), "reason": reason.value}}
-                )
-                return TurnResult.NOT_CLAIMED
-            case Claimed() as claimed:
-                return await self.run(claimed, deadline)
+        return await self.act_on(await self.claim(ref, alone=alone), ref, deadline)
+
+    async def act_on(
+        self, claimed: Claimed | NotClaimed, ref: TaskRef, deadline: Deadline | None = None
+    ) -> TurnResult:
+        """Run a turn of a claimed task, or clean up after it."""
+        if isinstance(claimed, Claimed):
+            return await self.run(claimed, deadline)
+        if claimed is NotClaimed.CLEAN_UP:
+            return await self.clean_up(ref, deadline)
+        if claimed is NotClaimed.SUSPECT:
+            return TurnResult.SUSPECT
+        fields = {"task": str(ref), "reason": claimed.value}
+        log.debug("task not claimed", extra={"fields": fields})
+        return TurnResult.NOT_CLAIMED
 
     async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> TurnResult:
         """Run a turn of a claimed task, which has to end by the deadline, if any."""
-        record, deadline = claimed.record, deadline or Deadline(self._clock, None)
-        ids = Correlation(record.tool, task=str(record.ref), known_call_id=record.call_id)
+        deadline = deadline or Deadline(self._clock, None)
         turn = Turn(self._means, claimed, deadline)
-        with correlated(ids):
-            try:
-                # the turn keeps this catalog, even if a reload replaces it
-                async with turn:
-                    with self._catalogs.use() as catalog:
-                        await self._take_turn(turn, catalog, deadline, ids)
-            finally:
-                self._turns.pop(turn, None)
-            if turn.result is TurnResult.LOST and turn.has_begun and record.cleans_up:
-                await self._leave(turn, deadline)
-        if self._trail is not None:
-            await self._trail.settled()
-        return turn.result
-
-    async def _take_turn(
-        self, turn: Turn, catalog: Catalog, deadline: Deadline, ids: Correlation
-    ) -> None:
-        record = turn.claimed.record
-        self._check(record)
-        task_call, journal = read_task(turn.claimed)
-        view, served = _find_tool(task_call, catalog)
-        turn.begin(task_call, journal, self._call(record, task_call, view, served, deadline))
-        self._turns[turn] = None
         if self._stop_requested:
             turn.request_stop()
-        with self._tracing.turn(task_call.origin, ids, record.fence) as span:
-            outcome = await turn.run(served.call)
-            span.end("tool_error" if isinstance(outcome, Failed) else "ok")
-        await turn.commit(outcome)
-        if isinstance(outcome, Completed | Failed) and turn.result in (
-            TurnResult.FINISHED,
-            TurnResult.STEP_FAILED,
-        ):
-            self._metrics.called(served.name, served.backend, call_outcome(outcome))
+        with correlated(turn.correlation):
+            self._turns[turn] = None
+            try:
+                await turn.take()
+            finally:
+                del self._turns[turn]
+            is_lost = turn.result is TurnResult.LOST and turn.has_begun
+            if is_lost and claimed.record.cleans_up:
+                await self._leave(turn, deadline)
+        if self._means.trail is not None:
+            await self._means.trail.settled()
+        return turn.result
 
     def request_stop(self) -> None:
         """Ask every run, current or future, to release its task at the next step."""
@@ -287,46 +194,7 @@ class Worker:
 
     def held(self) -> Sequence[Turn]:
         """Return the turns whose handlers run. Any thread may call this."""
-        return list(self._turns)
-
-    def _check(self, record: TaskRecord) -> None:
-        """Check that this worker may run another turn.
-
-        Raises:
-            TaskGivenUp: too many workers died with the task.
-            NotServedHere: this worker cannot read the journal.
-        """
-        if record.deaths >= self._config.max_deaths:
-            raise TaskGivenUp(
-                f"{record.deaths} workers died or stalled while they ran this task alone"
-            )
-        if record.journal_version > JOURNAL_VERSION:
-            raise NotServedHere(f"reads journals of version {record.journal_version}")
-
-    def _call(
-        self,
-        record: TaskRecord,
-        task_call: TaskCall,
-        view: Catalog,
-        served: ServedTool,
-        deadline: Deadline,
-        cleanup: Cleanup | None = None,
-    ) -> Call:
-        principal, rules = task_call.principal, served.rules
-        return Call(
-            principal=principal,
-            meta=task_call.meta(),
-            deadline=deadline,
-            publish=self._publish,
-            task_id=task_call.continues or record.ref.id,
-            last_ms=self._means.life.last_ms(record.created_ms),
-            texts=None if self._texts is None else self._texts(task_call.view),
-            hidden=None if self._hidden is None else partial(self._hidden, task_call.view),
-            read=view.read_resource,
-            external=None if self._external is None or cleanup else self._external(record),
-            authorize=None if rules is None else rules.authorizer(principal),
-            cleanup=cleanup,
-        )
+        return [turn for turn in list(self._turns) if turn.has_begun]
 
     # cleanup
 
@@ -357,11 +225,11 @@ class Worker:
 
     async def _claim_cleanup(self, ref: TaskRef, left: Left | None = None) -> Claimed | None:
         now_ms = self._clock.now_ms()
-        until_ms = now_ms + self._lease_ms
+        until_ms = now_ms + self._means.lease_ms
         event = ClaimCleanup(
             until_ms,
-            until_ms + self._skew_ms,
-            now_ms - self._skew_ms,
+            until_ms + self._means.skew_ms,
+            now_ms - self._means.skew_ms,
             fence=None if left is None else left.claimed.lease.fence,
             journal=None if left is None else left.journal,
         )
@@ -371,7 +239,7 @@ class Worker:
     async def _leave(self, turn: Turn, deadline: Deadline) -> None:
         """Clean up after a task that this worker lost. If the task was cancelled, only this worker
         knows all of its external work."""
-        left = Left(turn.claimed, turn.checkpointer.unwritten_journal())
+        left = Left(turn.claimed, turn.unwritten_journal())
         try:
             await to_its_end(self.clean_up(turn.ref, deadline, left))
         except Unavailable as error:
@@ -400,13 +268,14 @@ class Worker:
     async def _try_cleanup(self, claimed: Claimed, deadline: Deadline) -> Exception:
         """Run the handler once more, within a part of a lease. Return `CleanedUp`, or the error
         that prevents the cleanup."""
-        left_ms, most_ms = deadline.remaining_ms(), self._lease_ms * SHARE
+        left_ms, most_ms = deadline.remaining_ms(), self._means.lease_ms * SHARE
         bounded = self._clock.deadline(most_ms if left_ms is None else min(most_ms, left_ms))
         try:
-            with self._catalogs.use() as catalog:
+            with self._means.catalogs.use() as catalog:
                 task_call, journal = read_task(claimed)
-                view, served = _find_tool(task_call, catalog)
-                call = self._call(claimed.record, task_call, view, served, bounded, _doubt(claimed))
+                served, call = self._means.find(
+                    catalog, task_call, claimed.record, bounded, _doubt(claimed)
+                )
                 run = Run(call, journal)
                 handler = partial(served.call, Context(run), dict(task_call.arguments))
                 return _cleanup_error(await engine.run_handler(handler, run))
@@ -430,7 +299,7 @@ class Worker:
         self, claimed: Claimed, turn: TurnResult, took_ms: float, reason: Exception
     ) -> None:
         record = claimed.record
-        self._metrics.turn(record.tool, turn.value, took_ms)
+        self._means.metrics.turn(record.tool, turn.value, took_ms)
         job = reason.job if isinstance(reason, NotCancelled) else None
         fields = {
             "task": str(record.ref),
@@ -448,17 +317,6 @@ class Worker:
                 log.warning("cannot cancel a job, trying again", extra={"fields": fields})
             case _:
                 log.error("cannot cancel a job, which continues", extra={"fields": fields})
-
-
-def _find_tool(task_call: TaskCall, catalog: Catalog) -> tuple[Catalog, ServedTool]:
-    """Return the catalog of the view in which the call was made, and its tool. Raise NotServedHere
-    if the view or the tool no longer exists."""
-    view = catalog.views.get(task_call.view) if task_call.view else catalog
-    served = None if view is None else view.tools.get(task_call.tool)
-    if view is None or served is None:
-        where = f" in the view {task_call.view}" if task_call.view else ""
-        raise NotServedHere(f"serves {task_call.tool}{where}")
-    return view, served
 
 
 def _doubt(claimed: Claimed) -> Cleanup:

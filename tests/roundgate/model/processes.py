@@ -17,6 +17,7 @@ from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.stored import Lease
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Means
 from roundgate.tasks.worker import Worker
 from tests.roundgate.model.network import Post, Queue, Remote, ToldTasks, Weather, database, request
 from tests.roundgate.model.witness import Witness
@@ -168,10 +169,11 @@ class WorkerProcess(Process):
         super().__init__(shared, name)
         config = shared.config
         source = EventSource(lambda: TOKENS, "https://model", config)
-        self.worker = Worker(
+        means = Means(
             *(catalog, self.store, self.clock, config, nobody_listens),
             external=source.of_task,
         )
+        self.worker = Worker(means)
         sweep = Sweep(self.store, self.queue, self.clock, config)
         self.pool = Pool(self.worker, sweep, self.queue, config)
         self.pool._turns = InOrder()

@@ -18,9 +18,9 @@ from roundgate.protocol.tasks import Event, sources
 from roundgate.storage.sqlite import tasks as sqlite_tasks
 from roundgate.storage.tasks import Mark, TaskRecord, Work
 from roundgate.tasks import events, machine, stored
-from roundgate.tasks.lease import TaskCheckpointer
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Turn
 from roundgate.tasks.worker import Worker
 from tests.roundgate.model.explore import PROFILES, Ran, run
 from tests.roundgate.model.world import Wrong
@@ -83,13 +83,13 @@ def _work_without_tail(db: Any, record: TaskRecord) -> Work:
     return replace(work, journal=work.journal[:-1])
 
 
-async def _admit_without_look(self: TaskCheckpointer) -> None:
+async def _admit_without_look(self: Turn) -> None:
     """A step begins whatever has become of the lease."""
 
 
 async def _claim_without_skew(self: Worker, ref: Any, *, alone: bool = False) -> Any:
     now_ms = self._clock.now_ms()
-    until_ms = now_ms + self._lease_ms
+    until_ms = now_ms + self._means.lease_ms
     return await self._store.claim(ref, events.Claim(until_ms, until_ms, now_ms, alone), now_ms)
 
 
@@ -107,7 +107,7 @@ async def _claim_beside_others(self: Worker, ref: Any, *, alone: bool = False) -
 _real_claim = Worker.claim
 
 
-async def _resume_without_row(self: TaskCheckpointer) -> None:
+async def _resume_without_row(self: Turn) -> None:
     self._time.renewed(Moment.now(self._clock))
 
 
@@ -151,7 +151,7 @@ MUTANTS = {
         "begins though it is remembered|is remembered twice|is gone|failed with|not over",
     ),
     "no look at the lease before a step": Mutant(
-        TaskCheckpointer, "admit", _admit_without_look, "stops", "which is somebody else's"
+        Turn, "admit", _admit_without_look, "stops", "which is somebody else's"
     ),
     "a lapsed lease is taken without regard to clocks": Mutant(
         Worker, "claim", _claim_without_skew, "clocks", "took a lease that held"
@@ -160,7 +160,7 @@ MUTANTS = {
         StoredTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"
     ),
     "a worker that went on does not ask the row": Mutant(
-        TaskCheckpointer, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
+        Turn, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
     ),
     "what waits does not look whether it was delivered meanwhile": Mutant(
         machine, "_wait", _wait_without_look, "events", "not over"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from roundgate.backends.serving import Serving, Snapshot
 from roundgate.replay.context import Context
-from roundgate.tasks.turn import TurnResult
+from roundgate.tasks.turn import Means, TurnResult
 from roundgate.tasks.worker import Worker
 from tests.support.catalogs import built
 from tests.support.clocks import FixedClock
@@ -50,7 +50,7 @@ async def test_a_turn_ends_on_what_it_began_with_and_the_next_has_the_new_versio
     closed, not_closed = asyncio.Event(), asyncio.Event()
     serving = Serving(await snapshot(old, closed))
     shop = shared.workshop(tool=old)
-    shop.worker = Worker(serving, shop.store, shop.clock, shop.config, nobody_listens)
+    shop.worker = Worker(Means(serving, shop.store, shop.clock, shop.config, nobody_listens))
     ref = await shop.begin("tool")
     turns = asyncio.create_task(shop.turns())
     await begun.wait()
@@ -75,7 +75,7 @@ async def test_a_tool_that_was_taken_away_is_declined_and_one_that_came_back_goe
 
     serving = Serving(await snapshot(tool, asyncio.Event()))
     shop = shared.workshop(tool=tool)
-    shop.worker = Worker(serving, shop.store, shop.clock, shop.config, nobody_listens)
+    shop.worker = Worker(Means(serving, shop.store, shop.clock, shop.config, nobody_listens))
     ref = await shop.begin("tool")
     serving.swap(Snapshot(await built([]), []))
     assert await shop.turns() == [TurnResult.DECLINED]
