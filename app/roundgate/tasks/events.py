@@ -12,7 +12,7 @@ from typing import ClassVar, Final, TypeAlias
 
 from msgspec import Struct, field
 
-from roundgate.protocol import Status, TaskView
+from roundgate.protocol import Status
 from roundgate.storage import Ending, Mark, Put, RecordChange, TaskRecord, TaskRef
 
 # Outcomes
@@ -177,19 +177,6 @@ class NewTask(Struct, frozen=True):
     """The questions of a task that is created `input_required`."""
     lease_until_ms: int = 0
     """The end of the creator's lease; 0 if any worker may claim the task."""
-
-    def view(self) -> TaskView:
-        """Return the part of the task that a client can see."""
-        return TaskView(
-            task_id=self.ref.id,
-            status=self.status,
-            status_message=self.status_message,
-            created_ms=self.created_ms,
-            updated_ms=self.created_ms,
-            expires_ms=self.expires_ms,
-            requests={},
-            outcome=self.outcome,
-        )
 
 
 class Created(Struct, frozen=True):

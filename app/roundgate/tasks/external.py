@@ -12,6 +12,7 @@ predecessor opened.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from msgspec import Struct
@@ -99,13 +100,13 @@ class Receipt(Struct, frozen=True):
     name: str | None = None
 
 
+@dataclass(eq=False)
 class Deliveries:
     """The receiver of the payloads of external events."""
 
-    def __init__(self, store: StoredTasks, clock: Clock, tasks: TasksConfig) -> None:
-        self._store = store
-        self._clock = clock
-        self._due_ms = int(tasks.requeue_after_s * 1000)
+    store: StoredTasks
+    clock: Clock
+    config: TasksConfig
 
     async def by_token(self, tokens: EventTokens, token: str, payload: Any) -> Receipt:
         """Deliver the event of a token. An invalid token counts as the token of an unknown task.
@@ -128,13 +129,13 @@ class Deliveries:
         data, digested = encode(payload), digest(payload)
         delivered = Delivered.CLOSED
         for _ in range(MAX_RETRIES):
-            now_ms = self._clock.now_ms()
-            event = Deliver(name, data, digested, now_ms + self._due_ms)
-            decision = await self._store.apply(ref, event, now_ms)
+            now_ms = self.clock.now_ms()
+            event = Deliver(name, data, digested, now_ms + int(self.config.requeue_after_s * 1000))
+            decision = await self.store.apply(ref, event, now_ms)
             delivered = Delivered(str(decision.result))
             if delivered is not Delivered.CLOSED:
                 break
-            record = await self._store.read(ref, 0)
+            record = await self.store.read(ref, 0)
             if record is None or record.retried_as is None:
                 break
             ref = TaskRef(ref.owner, record.retried_as)
@@ -146,6 +147,6 @@ class Deliveries:
         """Send the message of an earlier delivery again, because it may have been lost. Skip tasks
         that are not free: a queue that keeps one message per task would lose the delay of a
         sleeping task."""
-        record = await self._store.head(ref)
-        if record is not None and machine.is_free(record, self._clock.now_ms()):
-            await self._store.send(ref)
+        record = await self.store.head(ref)
+        if record is not None and machine.is_free(record, self.clock.now_ms()):
+            await self.store.send(ref)

@@ -38,6 +38,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -129,38 +130,25 @@ class NewCall(Struct, frozen=True):
     id."""
 
 
+@dataclass(eq=False)
 class HiddenTasks:
-    """The hidden tasks of one view.
+    """The hidden tasks of one view."""
 
-    Args:
-        store: the store of tasks.
-        clock: the clock of the process.
-        config: the limits of tasks.
-        patiently: repeats operations while the store cannot be reached.
-        wait_ms: the time that a client has for its answers, in milliseconds.
-        repeatable_ms: the time for which a client can repeat a round, in milliseconds.
-        view: the view; empty for the endpoint of all tools.
-    """
+    _store: StoredTasks
+    clock: Clock
+    _config: TasksConfig
+    patiently: Patiently
+    """Repeats operations while the store cannot be reached."""
+    wait_ms: int
+    """The time that a client has for its answers, in milliseconds."""
+    repeatable_ms: int
+    """The time for which a client can repeat a round, in milliseconds."""
+    view: str
+    """The view; empty for the endpoint of all tools."""
 
-    def __init__(
-        self,
-        store: StoredTasks,
-        clock: Clock,
-        config: TasksConfig,
-        patiently: Patiently,
-        *,
-        wait_ms: int,
-        repeatable_ms: int,
-        view: str,
-    ) -> None:
-        self._store = store
-        self.clock = clock
-        self.patiently = patiently
-        self._config = config
-        self._wait_ms = wait_ms
-        self.keep_ms = max(KEEP_MS, repeatable_ms)
-        self._view = view
-        self._tidied_ms = clock.monotonic_ms()
+    def __post_init__(self) -> None:
+        self.keep_ms = max(KEEP_MS, self.repeatable_ms)
+        self._tidied_ms = self.clock.monotonic_ms()
 
     def ref(self, owner: Principal, *names: str | int) -> TaskRef:
         """Return the reference of the task for a request of a session, or for a round of a call,
@@ -169,13 +157,13 @@ class HiddenTasks:
 
     def ref_of(self, owner: Principal, task_id: str) -> TaskRef:
         """Return the reference of an owner's task."""
-        return TaskRef(task_owner(owner, self._view), task_id)
+        return TaskRef(task_owner(owner, self.view), task_id)
 
     @property
     def until_ms(self) -> int:
         """Return the end of the wait for answers to a question asked now, in milliseconds since the
         epoch."""
-        return self.clock.now_ms() + self._wait_ms
+        return self.clock.now_ms() + self.wait_ms
 
     @staticmethod
     def is_late(record: TaskRecord, now_ms: int) -> bool:
@@ -189,12 +177,9 @@ class HiddenTasks:
     # creation
 
     async def ask(self, call: NewCall, state: bytes, questions: Mapping[str, bytes]) -> TaskRef:
-        """Store a call that asks. Without questions, store a call that another request continues.
-
-        Args:
-            call: the call.
-            state: the state of the round that has ended, with its questions.
-            questions: the names of the questions, with the form of each for the operator.
+        """Store a call that asks, with the state of the round that has ended. `questions` has the form
+        of each question for the operator, by name. Without questions, another request continues the
+        call.
 
         Raises:
             CallCancelled: the client has cancelled the call.
@@ -218,7 +203,7 @@ class HiddenTasks:
 
     def _holding(self, record: TaskRecord, call: bytes) -> Holding:
         """Return a task that this process has created with a lease."""
-        claimed = Claimed(Lease.of(record), record, call, (), _UNKNOWN_STATE, {})
+        claimed = Claimed(call, (), _UNKNOWN_STATE, {}, Lease.of(record), record)
         return Holding(self, self._store, claimed)
 
     async def send(
@@ -227,15 +212,10 @@ class HiddenTasks:
         """Store the answers of a round, unless it has answers or an outcome; return the outcome once
         it is stored.
 
-        Args:
-            ref: the round.
-            tool: the name that operators see.
-            answers: the answers.
-            secret: a text that operators do not see, so that they cannot guess the answers from the
-                digest in the row.
-            continues: whether this process can continue the call. It then returns the round itself,
-                claimed, unless another process runs it; otherwise the process that listens for the
-                round (`receive`) has to run it.
+        If this process `continues` the call, return the round itself, claimed, unless another process
+        runs it; otherwise the process that listens for the round (`receive`) has to run it. The
+        digest in the row includes `secret`, a text that operators do not see, so that they cannot
+        guess the answers from it.
 
         Raises:
             QuotaExceeded: the account of the owner has no room for the answers.
@@ -413,13 +393,8 @@ class HiddenTasks:
         return await self.patiently(lambda: self._store.read_work(ref))
 
     async def answer(self, ref: TaskRef, question: str, answer: bytes, *, ends: bool) -> None:
-        """Store an answer, unless the question has been answered.
-
-        Args:
-            ref: the task.
-            question: the name of the question.
-            answer: the answer.
-            ends: whether this answer also ends the other questions.
+        """Store an answer, unless the question has been answered. If it `ends` the round, it also
+        answers the other questions.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -515,11 +490,7 @@ class Looks:
 
 
 class Sight:
-    """The observation of a task's lease by one request.
-
-    Args:
-        clock: the clock of the process.
-    """
+    """The observation of a task's lease by one request."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,5 +1,5 @@
-"""The lease of a turn: the time that it has left, the heartbeat that renews it, and every write
-under it, repeated until the store takes it.
+"""The lease of a turn: the time that it has left, the heartbeat that renews it, and the patience
+that repeats a write under it until the store takes it.
 
     renewal sent ──────▶ store writes until = sent + lease ──────▶ answer
          └ counted from here, by two clocks; the shorter remaining time counts

@@ -13,9 +13,11 @@ or wrong source affects only the callers of its tasks.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -39,84 +41,79 @@ SOURCE_S: Final = 10.0
 """The time in seconds that a source has for one answer."""
 
 
-class NamedTask(Protocol):
-    """One task of a caller, by the id that the caller has."""
+class NamedTask(ABC):
+    """One task of a caller, by the id that the caller has.
 
-    @property
-    def id(self) -> str:
-        """Return the id that the caller has."""
+    Every request raises `TaskNotFound` if the task does not exist, or no longer exists;
+    `Unavailable` if the store or the service cannot be reached now; and `InternalError` if the
+    service's answer is invalid. The audit log, if there is one, records answers and cancellations
+    before they happen.
+    """
 
-    @property
-    def log_id(self) -> str:
-        """Return the id for the log; for a task of the gateway, the argument of `roundgate tasks
-        show`."""
+    ref: TaskRef | None = None
+    """The reference of a task of the gateway; `None` for a service's task."""
+    backend = ""
+    """The name of the back end that has the task; empty for a task of the gateway."""
 
-    @property
-    def key(self) -> Hashable:
-        """Return a key that identifies the task and its caller."""
+    def __init__(self, principal: Principal, task_id: str, trail: Trail | None) -> None:
+        self.id = task_id
+        """The id that the caller has."""
+        self.log_id = task_id[:64]
+        """The id for the log; for a task of the gateway, the argument of `roundgate tasks show`."""
+        self.key: Hashable = (principal.identity, task_id)
+        """A key that identifies the task and its caller."""
+        self._principal = principal
+        self._trail = trail
 
-    @property
-    def ref(self) -> TaskRef | None:
-        """Return the reference of a task of the gateway; `None` for a service's task."""
-
-    @property
-    def backend(self) -> str:
-        """Return the name of the back end that has the task; empty for a task of the gateway."""
-
+    @abstractmethod
     async def tool(self) -> str:
-        """Return the name of the tool that the task runs.
+        """Return the name of the tool that the task runs."""
 
-        Raises:
-            TaskNotFound: the task does not exist.
-            Unavailable: the store cannot be reached.
-        """
-
+    @abstractmethod
     async def look(self) -> TaskView:
-        """Return the current state of the task.
-
-        Raises:
-            TaskNotFound: the task does not exist, or no longer exists.
-            Unavailable: the store or the service cannot be reached now.
-            InternalError: the service's answer is invalid; the log has the details.
-        """
+        """Return the current state of the task."""
 
     async def update(self, responses: Mapping[str, Any]) -> None:
-        """Send answers to the task; answers to other than outstanding questions are dropped.
-
-        Raises:
-            TaskNotFound, Unavailable, InternalError: as for `look`.
-        """
+        """Send answers to the task; answers to other than outstanding questions are dropped."""
+        if self._trail is not None:
+            self._trail.answered(self._principal, self._name_in(self._trail), responses)
+        await self._update(responses)
 
     async def cancel(self) -> None:
-        """Cancel the task, unless it has ended.
+        """Cancel the task, unless it has ended."""
+        if self._trail is not None:
+            self._trail.cancelled(self._principal, self._name_in(self._trail))
+        await self._cancel()
 
-        Raises:
-            TaskNotFound, Unavailable, InternalError: as for `look`.
-        """
-
+    @abstractmethod
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` when the owner reports that the task may have changed, until the returned
         function is called."""
 
+    @abstractmethod
+    async def _update(self, responses: Mapping[str, Any]) -> None: ...
 
+    @abstractmethod
+    async def _cancel(self) -> None: ...
+
+    def _name_in(self, trail: Trail) -> str:
+        return self.log_id if self.ref is not None else trail.name_of_service_task(self.id)
+
+
+@dataclass(eq=False)
 class NamedTasks:
     """All tasks, by the ids that callers have."""
 
-    def __init__(
-        self,
-        own: Tasks,
-        ids: TaskIds,
-        catalogs: CatalogSource,
-        clock: Clock,
-        config: TasksConfig,
-        trail: Trail | None = None,
-    ) -> None:
-        self._trail = trail
-        self.own = own
-        """The tasks of the gateway, which have a row."""
-        self._ids = ids
-        self._sources = _Sources(catalogs, clock)
-        self._config = config
+    own: Tasks
+    """The tasks of the gateway, which have a row."""
+    ids: TaskIds
+    catalogs: CatalogSource
+    clock: Clock
+    config: TasksConfig
+    trail: Trail | None = None
+
+    def __post_init__(self) -> None:
+        self._sources = _Sources(self.catalogs, self.clock)
 
     def find(self, principal: Principal, task_id: str) -> NamedTask:
         """Return the task with an id. Only a later request shows whether it exists.
@@ -126,16 +123,12 @@ class NamedTasks:
             Unavailable: the keys of sealed ids cannot be read now.
         """
         if "." not in task_id:
-            return self._recorded(_OwnTask(self.own, principal, task_id), principal)
-        place = self._ids.open(task_id, principal)
+            return _OwnTask(self.own, principal, task_id, self.trail)
+        place = self.ids.open(task_id, principal)
         if place is None:
             raise TaskNotFound
-        most = self._config.max_result_bytes
-        source_task = _SourceTask(self._sources, principal, task_id, place, most)
-        return self._recorded(source_task, principal)
-
-    def _recorded(self, task: NamedTask, principal: Principal) -> NamedTask:
-        return task if self._trail is None else _RecordedTask(task, principal, self._trail)
+        most = self.config.max_result_bytes
+        return _SourceTask(self._sources, principal, task_id, place, most, self.trail)
 
     def name_in_log(self, principal: Principal, task_id: str) -> str | None:
         """Return the name of a task of the gateway in the log and in commands; `None` for a
@@ -156,67 +149,30 @@ class NamedTasks:
             raise BackendError(
                 "The service turned the call into a task that the gateway cannot follow"
             )
-        task_id = self._ids.seal(TaskPlace(served.backend, served.name, view.task_id), principal)
-        if self._trail is not None:
-            self._trail.handed_over(task_id, served.backend)
+        task_id = self.ids.seal(TaskPlace(served.backend, served.name, view.task_id), principal)
+        if self.trail is not None:
+            self.trail.handed_over(task_id, served.backend)
         return {
             "resultType": "task",
-            **to_wire(replace(view, task_id=task_id), self._config.poll_interval_ms),
+            **to_wire(replace(view, task_id=task_id), self.config.poll_interval_ms),
         }
 
     def detailed(self, view: TaskView) -> bytes:
         """Return the schema's `DetailedTask`, serialised."""
-        return detailed(view, self._config.poll_interval_ms)
+        return detailed(view, self.config.poll_interval_ms)
 
 
-class _RecordedTask:
-    """A task whose answers and cancellations are recorded in the audit log before they happen."""
-
-    def __init__(self, task: NamedTask, principal: Principal, trail: Trail) -> None:
-        self._task = task
-        self._principal = principal
-        self._trail = trail
-        self.id = task.id
-        self.log_id = task.log_id
-        self.key = task.key
-        self.ref = task.ref
-        self.backend = task.backend
-        self.tool = task.tool
-        self.look = task.look
-        self.watch = task.watch
-        self._name = task.log_id if task.ref is not None else trail.name_of_service_task(task.id)
-
-    async def update(self, responses: Mapping[str, Any]) -> None:
-        self._trail.answered(self._principal, self._name, responses)
-        await self._task.update(responses)
-
-    async def cancel(self) -> None:
-        self._trail.cancelled(self._principal, self._name)
-        await self._task.cancel()
-
-
-class _OwnTask:
+class _OwnTask(NamedTask):
     """A task of the gateway."""
 
-    backend = ""
-
-    def __init__(self, tasks: Tasks, principal: Principal, task_id: str) -> None:
+    def __init__(
+        self, tasks: Tasks, principal: Principal, task_id: str, trail: Trail | None
+    ) -> None:
+        super().__init__(principal, task_id, trail)
+        self.ref = tasks.ref(principal, task_id)
+        self.log_id = str(self.ref)
         self._tasks = tasks
-        self._principal = principal
-        self.id = task_id
         self._read: TaskRecord | None = None
-
-    @property
-    def ref(self) -> TaskRef:
-        return self._tasks.ref(self._principal, self.id)
-
-    @property
-    def log_id(self) -> str:
-        return str(self.ref)
-
-    @property
-    def key(self) -> Hashable:
-        return (self._principal.identity, self.id)
 
     async def tool(self) -> str:
         self._read = await self._record()  # serves the look that follows
@@ -226,11 +182,11 @@ class _OwnTask:
         record, self._read = self._read or await self._record(), None
         return record.view(self._tasks.clock.now_ms())
 
-    async def update(self, responses: Mapping[str, Any]) -> None:
+    async def _update(self, responses: Mapping[str, Any]) -> None:
         self._read = None
         await self._tasks.update(self._principal, self.id, responses)
 
-    async def cancel(self) -> None:
+    async def _cancel(self) -> None:
         self._read = None
         await self._tasks.cancel(self._principal, self.id)
 
@@ -244,10 +200,8 @@ class _OwnTask:
         return record
 
 
-class _SourceTask:
+class _SourceTask(NamedTask):
     """A task of a service."""
-
-    ref = None
 
     def __init__(
         self,
@@ -256,24 +210,13 @@ class _SourceTask:
         task_id: str,
         place: TaskPlace,
         max_bytes: int,
+        trail: Trail | None,
     ) -> None:
+        super().__init__(principal, task_id, trail)
+        self.backend = place.backend
         self._sources = sources
-        self._principal = principal
         self._place = place
         self._max_bytes = max_bytes
-        self.id = task_id
-
-    @property
-    def log_id(self) -> str:
-        return self.id[:64]
-
-    @property
-    def key(self) -> Hashable:
-        return (self._principal.identity, self.id)
-
-    @property
-    def backend(self) -> str:
-        return self._place.backend
 
     async def tool(self) -> str:
         return self._place.tool
@@ -284,23 +227,23 @@ class _SourceTask:
         )
         return _bounded(replace(view, task_id=self.id), self._max_bytes)
 
-    async def update(self, responses: Mapping[str, Any]) -> None:
+    async def _update(self, responses: Mapping[str, Any]) -> None:
         await self._ask(
             "tasks/update", lambda source: source.update(self._place.id, responses, self._principal)
         )
 
-    async def cancel(self) -> None:
+    async def _cancel(self) -> None:
         await self._ask(
             "tasks/cancel", lambda source: source.cancel(self._place.id, self._principal)
         )
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        with suppress(GatewayError), self._sources.use(self._place.backend) as source:
+        with suppress(GatewayError), self._sources.use(self.backend) as source:
             return source.watch(self._place.id, self._principal, changed) or _nothing
         return _nothing
 
     async def _ask(self, what: str, ask: Callable[[TaskSource], Awaitable[T]]) -> T:
-        return await self._sources.ask(self._place.backend, what, ask)
+        return await self._sources.ask(self.backend, what, ask)
 
 
 class _Sources:

@@ -27,6 +27,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from roundgate.clock import Clock
@@ -38,7 +39,7 @@ from roundgate.tasks import events
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.turn import Turn, TurnResult
-from roundgate.tasks.watchdog import Held, LetGo, Watchdog
+from roundgate.tasks.watchdog import Held, Watchdog
 from roundgate.tasks.worker import Worker
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
@@ -190,51 +191,31 @@ async def run_suspect(worker: Worker, ref: TaskRef, stop: asyncio.Event, grace_s
         _trouble("a suspect", error)
 
 
+@dataclass(eq=False)
 class Pool:
     """A loop that runs up to `tasks.concurrency` turns at once; further messages stay in the queue
     for other processes."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        sweep: Sweep,
-        queue: TaskQueue,
-        config: TasksConfig,
-        metrics: Metrics | None = None,
-        *,
-        stop_grace_s: float = 5.0,
-        share: int | None = None,
-        children: Children | None = None,
-        watchdog: Watchdog | None = None,
-    ) -> None:
-        """Make a pool that has not started.
+    worker: Worker
+    sweep: Sweep
+    queue: TaskQueue
+    config: TasksConfig
+    metrics: Metrics = field(default_factory=Metrics)
+    stop_grace_s: float = 5.0
+    """Seconds for a turn to reach its next step after a request to stop, unless
+    `tasks.stop_grace_s` is set."""
+    share: int | None = None
+    """The maximum number of concurrent turns of one owner; `None` for all."""
+    children: Children | None = None
+    """Runs suspects in processes; only for a process of the gateway's own."""
+    watchdog: Watchdog | None = None
+    """Ends a blocked process; only for a process of the gateway's own."""
 
-        Args:
-            worker: runs the turns.
-            sweep: finds due tasks.
-            queue: the queue of messages.
-            config: the limits of tasks.
-            metrics: counts turns.
-            stop_grace_s: seconds for a turn to reach its next step after a request to stop, unless
-                `tasks.stop_grace_s` is set.
-            share: the maximum number of concurrent turns of one owner; `None` for all.
-            children: runs suspects in processes; only for a process of the gateway's own.
-            watchdog: ends a blocked process; only for a process of the gateway's own.
-        """
-        self._worker = worker
-        self._sweep = sweep
-        self._queue = queue
-        self._metrics = metrics or Metrics()
-        self._sweep_every_s = config.sweep_every_s
-        self._stop_grace_s = stop_grace_s if config.stop_grace_s is None else config.stop_grace_s
-        self._patient_s = PATIENT_LEASES * config.lease_s
-        self._free = asyncio.Semaphore(config.concurrency)
-        self._concurrency = config.concurrency
-        self._share = share or config.concurrency
+    def __post_init__(self) -> None:
+        self._most = self.share or self.config.concurrency
+        self._free = asyncio.Semaphore(self.config.concurrency)
         self._running_of: Counter[str] = Counter()
         self._quarantine = Quarantine()
-        self._children = children
-        self._watchdog = watchdog
         self._turns: set[asyncio.Task[None]] = set()
         self._isolated: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -245,33 +226,35 @@ class Pool:
     def start(self) -> None:
         """Start the loops of the pool in this event loop."""
         loops = [self._take, self._keep_sweeping, self._keep_counting]
-        if self._children is not None:
+        if self.children is not None:
             loops.append(self._keep_isolating)
         self._loops = [asyncio.create_task(loop()) for loop in loops]
-        if self._watchdog is not None:
-            self._watchdog.start()
+        if self.watchdog is not None:
+            self.watchdog.start()
 
     def request_stop(self) -> None:
         """Receive no more messages, and ask the runs to release their tasks at the next step."""
         if not self._stop_requested:
             self._stop_requested = True
-            self._stops_s = asyncio.get_running_loop().time() + self._stop_grace_s
+            grace_s = self.config.stop_grace_s
+            grace_s = self.stop_grace_s if grace_s is None else grace_s
+            self._stops_s = asyncio.get_running_loop().time() + grace_s
         for loop in self._loops:
             loop.cancel()
-        self._worker.request_stop()
-        if self._children is not None:
-            self._children.request_stop()
+        self.worker.request_stop()
+        if self.children is not None:
+            self.children.request_stop()
 
     @property
     def trouble(self) -> str | None:
         """Return the reason why the sweep is inactive: this process does not trust its clock.
         Otherwise return `None`."""
-        return self._sweep.trouble
+        return self.sweep.trouble
 
     async def stop(self) -> None:
         """Give runs time to reach their next step, then release the remaining tasks."""
-        if self._children is not None:
-            self._children.request_stop()
+        if self.children is not None:
+            self.children.request_stop()
         if not self._is_crashing:
             self.request_stop()
             await asyncio.gather(*self._loops, return_exceptions=True)
@@ -280,11 +263,11 @@ class Pool:
             for turn in self._turns:
                 turn.cancel()
         await _over(self._turns | self._isolated, END_GRACE_S)
-        if self._children is not None:
-            self._children.kill()
+        if self.children is not None:
+            self.children.kill()
         await _over(self._isolated, END_GRACE_S)
-        if self._watchdog is not None:
-            self._watchdog.stop()
+        if self.watchdog is not None:
+            self.watchdog.stop()
             end_soon()
 
     @property
@@ -302,18 +285,18 @@ class Pool:
     # messages
 
     async def _take(self) -> None:
-        wait_ms = SHORT_WAIT_MS if self._children is None else WAIT_MS
+        wait_ms = SHORT_WAIT_MS if self.children is None else WAIT_MS
         while True:
-            if self._sweep.is_outvoted:  # other processes do the work
+            if self.sweep.is_outvoted:  # other processes do the work
                 await asyncio.sleep(PAUSE_AFTER_FAULT_S)
                 continue
-            if self._children is None and self._quarantine:
+            if self.children is None and self._quarantine:
                 await self._run_alone(self._quarantine.take())
             await self._free.acquire()
             self._free.release()
-            room = self._concurrency - len(self._turns)
+            room = self.config.concurrency - len(self._turns)
             try:
-                messages = await self._queue.receive(
+                messages = await self.queue.receive(
                     max(1, min(10, room)), wait_ms, skip=self._busy()
                 )
             except Exception as error:
@@ -330,7 +313,7 @@ class Pool:
 
     def _busy(self) -> Sequence[str]:
         """Return the owners that already have as many turns as one owner may have."""
-        return [owner for owner, running in self._running_of.items() if running >= self._share]
+        return [owner for owner, running in self._running_of.items() if running >= self._most]
 
     def _begin(self, message: Message) -> None:
         turn = asyncio.create_task(self._turn(message))
@@ -341,17 +324,14 @@ class Pool:
         owner = message.ref.owner
         self._running_of[owner] += 1
         try:
-            if self._running_of[owner] > self._share:
-                await self._queue.put_back([message], PUT_BACK_MS)
+            if self._running_of[owner] > self._most:
+                await self.queue.put_back([message], PUT_BACK_MS)
             else:
                 await self._work(message)
-        except (
-            Unavailable
-        ) as error:  # the queue redelivers the message, or the sweep finds the task
-            log.warning(
-                "a task waits for the store or the queue",
-                extra={"fields": {"task": str(message.ref), "error": str(error)}},
-            )
+        except Unavailable as error:
+            # the queue redelivers the message, or the sweep finds the task
+            fields = {"task": str(message.ref), "error": str(error)}
+            log.warning("a task waits for the store or the queue", extra={"fields": fields})
         except Exception as error:  # other turns continue
             log.error("a turn failed", exc_info=error, extra={"fields": {"task": str(message.ref)}})
         finally:
@@ -359,15 +339,15 @@ class Pool:
             self._free.release()
 
     async def _work(self, message: Message) -> None:
-        claimed = await self._worker.claim(message.ref)
+        claimed = await self.worker.claim(message.ref)
         # the row now has the due time of the task, so the message can be deleted
         try:
-            await self._queue.delete([message])
+            await self.queue.delete([message])
         except Exception as error:  # a second delivery has no effect
             _trouble("a message", error)
-        if await self._worker.act_on(claimed, message.ref) is TurnResult.SUSPECT:
+        if await self.worker.act_on(claimed, message.ref) is TurnResult.SUSPECT:
             self._quarantine.put(message.ref)
-            await self._worker.remind(message.ref)
+            await self.worker.remind(message.ref)
 
     # suspects
 
@@ -383,7 +363,7 @@ class Pool:
 
     async def _alone(self, ref: TaskRef) -> None:
         try:
-            await self._worker.work(ref, alone=True)
+            await self.worker.work(ref, alone=True)
         except Exception as error:
             _trouble("a suspect", error)
 
@@ -396,12 +376,12 @@ class Pool:
             self._isolated.add(child)
             child.add_done_callback(self._isolated.discard)
             child.add_done_callback(lambda _: room.release())
-            await asyncio.wait([child], timeout=self._patient_s)
+            await asyncio.wait([child], timeout=PATIENT_LEASES * self.config.lease_s)
 
     async def _isolate(self, ref: TaskRef) -> None:
-        assert self._children is not None, "only a pool with children isolates suspects"
+        assert self.children is not None, "only a pool with children isolates suspects"
         try:
-            await self._children.run(ref)
+            await self.children.run(ref)
         except Exception as error:
             _trouble("a suspect", error)
 
@@ -410,20 +390,20 @@ class Pool:
     async def _keep_sweeping(self) -> None:
         while True:
             try:
-                await self._sweep.sweep()
+                await self.sweep.sweep()
             except Exception as error:
                 _trouble("the sweep", error)
-            await asyncio.sleep(self._sweep_every_s)
+            await asyncio.sleep(self.config.sweep_every_s)
 
     async def _keep_counting(self) -> None:
         while True:
             await asyncio.sleep(COUNT_EVERY_S)
             try:
-                overdue_s = await self._sweep.overdue_s()
-                fields = {**self._metrics.take_flow(), "overdue_s": overdue_s}
+                overdue_s = await self.sweep.overdue_s()
+                fields = {**self.metrics.take_flow(), "overdue_s": overdue_s}
                 log.info("tasks", extra={"fields": fields})
-                queued = None if instruments() is None else await self._queue.depth()
-                self._metrics.overdue(overdue_s, queued)
+                queued = None if instruments() is None else await self.queue.depth()
+                self.metrics.overdue(overdue_s, queued)
             except Exception as error:
                 _trouble("the count of tasks", error)
 
@@ -465,11 +445,7 @@ def make_watchdog(
     """Return a watchdog over the leases of a worker. Before the watchdog ends the process, it
     releases the leases in an event loop of its own, with a store from `make_store`, and records the
     ends of the turns in the audit log."""
-    let_go = _let_go_with(make_store, clock, trail)
-    return Watchdog(limit_s, worker.held, let_go, bound_s=bound_s)
 
-
-def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock, trail: Trail | None) -> LetGo:
     async def let_go(held: Sequence[Held], guilty: Held | None) -> None:
         store, now_ms = make_store(), clock.now_ms()
         turns = [turn for turn in held if isinstance(turn, Turn)]
@@ -487,4 +463,4 @@ def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock, trail: Tra
             for turn in turns:
                 trail.record("turn_ended", {**turn.ids(), "outcome": "stalled"})
 
-    return let_go
+    return Watchdog(limit_s, worker.held, let_go, bound_s=bound_s)

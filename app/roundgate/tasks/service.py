@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
@@ -25,10 +26,10 @@ from roundgate.protocol import Status, TaskView, to_wire
 from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
+from roundgate.tasks import machine
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import AnswersTaken, Cancel, Cancelled, NewTask, TakeAnswers
 from roundgate.tasks.life import Life
-from roundgate.tasks.machine import may_lack_message
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.stored import StoredTasks
 
@@ -42,23 +43,18 @@ CANCELLED_BY_CLIENT: Final = "The client cancelled the task"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
+@dataclass(eq=False)
 class Tasks:
     """The tasks of all owners of one view. Every method acts for one owner."""
 
-    def __init__(
-        self,
-        store: StoredTasks,
-        clock: Clock,
-        config: TasksConfig,
-        view: str = "",
-        trail: Trail | None = None,
-    ) -> None:
-        self.view = view
-        self._trail = trail
-        self._store = store
-        self.clock = clock
-        self._config = config
-        self._life = Life.from_config(config)
+    _store: StoredTasks
+    clock: Clock
+    _config: TasksConfig
+    view: str = ""
+    _trail: Trail | None = None
+
+    def __post_init__(self) -> None:
+        self._life = Life.from_config(self._config)
 
     async def create(
         self,
@@ -75,15 +71,13 @@ class Tasks:
         `CreateTaskResult`.
 
         Args:
-            task_call: the call that becomes the task.
-            journal: the results of earlier rounds.
+            task_call, journal: the call that becomes the task, with the results of earlier rounds.
             task_id: the id of the task, or `None` for a new one. If the caller already has a task
                 of this id, the method returns that one unchanged.
             message: the handler's last status message.
             ended: the outcome of the call, if it has ended.
             cleans_up: whether the call starts external work that must end with it
                 (`Tool.cleans_up`).
-            call_id: the id of the call in the log.
 
         Raises:
             Unavailable: the task may or may not have been written; repeat the call with the same
@@ -103,7 +97,7 @@ class Tasks:
                 raise
         if not is_new:
             return await self._created_before(task.ref)
-        return self._told(task.view())
+        return self._told(machine.create(task).record.view(task.created_ms))
 
     async def created(self, principal: Principal, task_id: str) -> dict[str, Any] | None:
         """Return the `CreateTaskResult` of a task that the principal already has, or `None`.
@@ -151,7 +145,7 @@ class Tasks:
         if record is None:
             raise TaskNotFound
         sweep_after_ms = int(self._config.requeue_after_s * 1000)
-        if may_lack_message(record, self.clock.now_ms(), sweep_after_ms):
+        if machine.may_lack_message(record, self.clock.now_ms(), sweep_after_ms):
             await self._store.send(ref)
         return self._told(record.view(self.clock.now_ms()))
 

@@ -80,9 +80,11 @@ resumes its stream or repeats a round."""
 E = TypeVar("E", bound=UnderLease)
 
 
-class _Held(Struct):
-    """The record and the doubtful writes that a lease remembers."""
+class Lease(Struct, eq=False):
+    """The right to write to a task, with the record and the doubtful writes that it remembers."""
 
+    ref: TaskRef
+    fence: int
     known: TaskRecord
     """The record after the last write of this lease."""
     state_bytes: int = 0
@@ -97,6 +99,20 @@ class _Held(Struct):
     """Entries of doubtful writes that had happened, as a later record showed."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Serializes the writes of this lease."""
+
+    def __repr__(self) -> str:
+        return f"Lease({self.ref!r}, {self.fence})"
+
+    @classmethod
+    def of(cls, record: TaskRecord, work: Work | None = None) -> Lease:
+        """Return the lease of a claimed task. `record` is the record after the claim; the account
+        has counted its `work`."""
+        lease = cls(record.ref, record.fence, record)
+        if work is not None:
+            values = [work.call, work.state, *work.journal, *work.answers.values()]
+            lease.state_bytes = len(work.state)
+            lease.work_bytes = 2 * ROW + sum(VALUE + len(value) for value in values)
+        return lease
 
     def number_for(self, entries: Sequence[bytes]) -> int:
         """Return the number of the next write, which adds `entries`."""
@@ -115,39 +131,12 @@ class _Held(Struct):
         self.in_doubt = {n: entries for n, entries in self.in_doubt.items() if n == current}
 
 
-class Lease(Struct, frozen=True):
-    """The right to write to a task."""
-
-    ref: TaskRef
-    fence: int
-    held: _Held | None = None
-
-    def __repr__(self) -> str:
-        return f"Lease({self.ref!r}, {self.fence})"
-
-    @classmethod
-    def of(cls, record: TaskRecord, work: Work | None = None) -> Lease:
-        """Return the lease of a claimed task. `record` is the record after the claim; the account
-        has counted its `work`."""
-        if work is None:
-            return cls(record.ref, record.fence, _Held(record))
-        values = [work.call, work.state, *work.journal, *work.answers.values()]
-        work_bytes = 2 * ROW + sum(VALUE + len(value) for value in values)
-        return cls(record.ref, record.fence, _Held(record, len(work.state), work_bytes))
-
-
-class Claimed(Struct, frozen=True):
+class Claimed(Work, frozen=True):
     """A claimed task with everything that a run needs."""
 
     lease: Lease
     record: TaskRecord
     """The record after the claim."""
-    call: bytes
-    journal: Sequence[bytes]
-    """Every entry that was added, in order."""
-    state: bytes
-    answers: Mapping[str, bytes]
-    """Every answer that was taken, by wire key."""
 
 
 class Glimpse(Struct, frozen=True):
@@ -395,14 +384,8 @@ class StoredTasks:
         journal = work.journal
         if isinstance(event, ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)
-        return Claimed(
-            Lease.of(swapped, work),
-            swapped,
-            work.call,
-            journal,
-            work.state,
-            work.answers,
-        )
+        lease = Lease.of(swapped, work)
+        return Claimed(work.call, journal, work.state, work.answers, lease, swapped)
 
     async def write(self, lease: Lease, event: UnderLease, now_ms: int) -> None:
         """Apply an event under a lease.
@@ -417,46 +400,44 @@ class StoredTasks:
         if (
             self.trail is not None
             and isinstance(event, events.SuspendTask)
-            and lease.held is not None
             and not lease.ref.is_hidden
         ):
             questions = {key: json.decode(request) for key, request in event.requests.items()}
-            self.trail.asked(questions, _ids(lease.held.known))
+            self.trail.asked(questions, _ids(lease.known))
 
     async def _write_under_lease(self, lease: Lease, event: UnderLease, now_ms: int) -> int | None:
         """Write an event and return the delay of its message in milliseconds; `None` if no message
         is needed. Raise LeaseLost if the lease is lost."""
-        held = lease.held
-        if held is None or held.known.ref != lease.ref:
+        if lease.known.ref != lease.ref:
             raise LeaseLost(str(lease.ref))
-        async with held.writing:  # the previous write has updated the record
+        async with lease.writing:  # the previous write has updated the record
             number = 0
-            event = _without(event, held.written)
+            event = _without(event, lease.written)
             if isinstance(event, Adding) and event.added.entries:
-                number = held.number_for(event.added.entries)
+                number = lease.number_for(event.added.entries)
                 event = replace(event, number=number)
-            record: TaskRecord | None = held.known
+            record: TaskRecord | None = lease.known
             while True:
                 decision = machine.apply(record, event, now_ms)
                 if isinstance(decision, Next):
                     state_bytes = _state_bytes(decision)
-                    counted = min(state_bytes, held.state_bytes)
-                    swapped = await self._swap(decision, counted, held.work_bytes)
+                    counted = min(state_bytes, lease.state_bytes)
+                    swapped = await self._swap(decision, counted, lease.work_bytes)
                     if isinstance(swapped, Lost):
                         record = swapped.record
-                        if record is not None and _creation(record) != _creation(held.known):
+                        if record is not None and _creation(record) != _creation(lease.known):
                             raise LeaseLost(str(lease.ref))
                         if record is not None:
-                            held.learn(record, number)
-                            event = _without(event, held.written)
+                            lease.learn(record, number)
+                            event = _without(event, lease.written)
                         continue
                     record = swapped
-                    held.state_bytes = max(state_bytes, held.state_bytes)
-                    held.work_bytes += counted_bytes(decision.puts) - counted
+                    lease.state_bytes = max(state_bytes, lease.state_bytes)
+                    lease.work_bytes += counted_bytes(decision.puts) - counted
                 elif record is None or decision.result is not No.HAPPENED:
                     raise LeaseLost(str(lease.ref))
-                held.known = record
-                held.in_doubt.clear()  # this write was made from the record before all of them
+                lease.known = record
+                lease.in_doubt.clear()  # this write was made from the record before all of them
                 return decision.message_ms if isinstance(decision, Next) else None
 
     # for the sweep

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from roundgate.aio import all_ended
@@ -57,30 +58,27 @@ _MOVED: Final = frozenset({Postponed.MOVED, Postponed.LAPSED})
 log = logging.getLogger("roundgate.tasks")
 
 
+@dataclass(eq=False)
 class Sweep:
     """Finds late tasks and sends messages for them."""
 
-    def __init__(
-        self,
-        store: StoredTasks,
-        queue: TaskQueue,
-        clock: Clock,
-        config: TasksConfig,
-        *,
-        skew_s: float = 5.0,
-        trust: ClockTrust | None = None,
-    ) -> None:
-        """Make a sweep. `skew_s` is the maximum difference in seconds of the clocks that share the
-        store, unless `config` sets one; `trust` is the `ClockTrust` that the sweep shares with the
-        worker, if any."""
-        self._store = store
-        self._queue = queue
-        self._clock = clock
-        self._pause_ms = int(config.requeue_after_s * 1000)
-        self._skew_ms = config.skew_ms(skew_s)
-        self._longest_ms = max(self._pause_ms, int(config.requeue_at_most_s * 1000))
-        self._me = clock.new_id()
-        self._trust = trust or ClockTrust(clock, int(config.lease_s * 1000), self._skew_ms)
+    store: StoredTasks
+    queue: TaskQueue
+    clock: Clock
+    config: TasksConfig
+    skew_s: float = 5.0
+    """The maximum difference in seconds of the clocks that share the store, unless `config` sets
+    one."""
+    trust: ClockTrust | None = None
+    """The `ClockTrust` that the sweep shares with the worker, if any."""
+
+    def __post_init__(self) -> None:
+        self._pause_ms = int(self.config.requeue_after_s * 1000)
+        self._skew_ms = self.config.skew_ms(self.skew_s)
+        self._longest_ms = max(self._pause_ms, int(self.config.requeue_at_most_s * 1000))
+        self._me = self.clock.new_id()
+        lease_ms = int(self.config.lease_s * 1000)
+        self._trust = self.trust or ClockTrust(self.clock, lease_ms, self._skew_ms)
 
     @property
     def trouble(self) -> str | None:
@@ -99,14 +97,14 @@ class Sweep:
         Raises:
             Unavailable: the store or the queue cannot be reached.
         """
-        deadline = deadline or Deadline(self._clock, None)
-        await self._trust.look(self._store)
+        deadline = deadline or Deadline(self.clock, None)
+        await self._trust.look(self.store)
         if not self._trust.acts:
             return 0
         if set_back_ms := self._trust.take_set_back():
             await self._pull_back(set_back_ms)
         total = 0
-        while late := await self._store.late_shards(self._clock.now_ms()):
+        while late := await self.store.late_shards(self.clock.now_ms()):
             # sweepers that start together begin with different shards, and skip the shards that are
             # done
             done = await self._sweep_some(sorted(late, key=self._order), deadline)
@@ -116,7 +114,7 @@ class Sweep:
         while (
             self._trust.expires
             and not deadline.is_past
-            and await self._store.forget(self._clock.now_ms())
+            and await self.store.forget(self.clock.now_ms())
         ):
             pass  # in small transactions, so that other writers can proceed in between
         if total:
@@ -141,7 +139,7 @@ class Sweep:
     async def _sweep_shard(self, shard: int, deadline: Deadline) -> int:
         total = 0
         while not deadline.is_past and await self._take(shard, SHARD_MS):
-            late = await self._store.due(self._clock.now_ms(), AT_ONCE, shard)
+            late = await self.store.due(self.clock.now_ms(), AT_ONCE, shard)
             done = await self._handle(late)
             total += done
             if len(late) < AT_ONCE or not done:
@@ -151,13 +149,13 @@ class Sweep:
         return total
 
     async def _take(self, shard: int, for_ms: int) -> bool:
-        now_ms = self._clock.now_ms()
-        return await self._store.take_shard(shard, self._me, now_ms, now_ms + for_ms)
+        now_ms = self.clock.now_ms()
+        return await self.store.take_shard(shard, self._me, now_ms, now_ms + for_ms)
 
     async def _handle(self, late: Sequence[OpenTask]) -> int:
         """Handle these tasks, and return the number that were late and not yet handled by another
         sweep. The index may be out of date."""
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         past = [task for task in late if task.expires_ms <= now_ms and task.status in OPEN]
         waiting = [task for task in late if task.expires_ms > now_ms or task.status not in OPEN]
         asking = [task for task in waiting if task.status in sources(Event.GO_ON)]
@@ -165,35 +163,33 @@ class Sweep:
         if not self._trust.expires:
             past, asking = [], []
         due_ms = now_ms + self._pause_ms
-        await self._store.apply_many([(task.ref, Expire(due_ms)) for task in past], now_ms)
+        await self.store.apply_many([(task.ref, Expire(due_ms)) for task in past], now_ms)
         # the time limit of a question, or of a concurrent sleep, has passed
-        gone_on = await self._store.apply_many(
-            [(task.ref, GoOn(due_ms)) for task in asking], now_ms
-        )
+        gone_on = await self.store.apply_many([(task.ref, GoOn(due_ms)) for task in asking], now_ms)
         count = len(past) + sum(decision.happened for decision in gone_on)
         return count + (await self._postpone(working, now_ms) if working else 0)
 
     async def _pull_back(self, by_ms: int) -> None:
         """Make tasks due that a clock ahead by `by_ms` has postponed, and end leases with an
         impossibly late end. A living worker would have renewed such a lease since."""
-        now_ms = self._clock.now_ms()
-        for task in await self._store.due(now_ms + by_ms, PULLED):
+        now_ms = self.clock.now_ms()
+        for task in await self.store.due(now_ms + by_ms, PULLED):
             if task.due_ms <= now_ms or task.status in sources(Event.GO_ON):
                 continue
-            record = await self._store.read(task.ref, 0)
+            record = await self.store.read(task.ref, 0)
             if record is None or record.wake_ms > now_ms:
                 continue
             if record.lease_until_ms > now_ms + LONGEST_LEASE_MS + self._skew_ms:
                 let_go = LetGo(now_ms, blame=True, fence=record.fence)
-                await self._store.apply(task.ref, let_go, now_ms)
+                await self.store.apply(task.ref, let_go, now_ms)
             else:
                 event = Postpone(task.due_ms, now_ms, task.resends, Sending.LEFT, self._skew_ms)
-                await self._store.apply(task.ref, event, now_ms)
+                await self.store.apply(task.ref, event, now_ms)
 
     async def _postpone(self, late: Sequence[OpenTask], now_ms: int) -> int:
         """Set the next due time of each task, and send a message if the task may need one. Return
         the number of moved tasks."""
-        waiting = await self._queue.waiting([task.ref for task in late])
+        waiting = await self.queue.waiting([task.ref for task in late])
         if waiting is None:
             doubted = await self._probably_sent(late)
             sending = dict.fromkeys(doubted, Sending.DOUBTED)
@@ -203,7 +199,7 @@ class Sweep:
             (task.ref, self._move(task, now_ms, sending.get(task.ref, Sending.NEEDED)))
             for task in late
         ]
-        decisions = await self._store.apply_many(moves, now_ms)
+        decisions = await self.store.apply_many(moves, now_ms)
         return sum(decision.result in _MOVED for decision in decisions)
 
     async def _probably_sent(self, late: Sequence[OpenTask]) -> Sequence[TaskRef]:
@@ -215,7 +211,7 @@ class Sweep:
     async def _depth(self) -> int:
         """Return the number of waiting messages; 0 if the queue cannot say."""
         try:
-            return await self._queue.depth() or 0
+            return await self.queue.depth() or 0
         except Unavailable:
             return 0
 
@@ -230,6 +226,6 @@ class Sweep:
     async def overdue_s(self) -> float:
         """Return the delay of the most overdue task in seconds; 0 if none is late. A task that a
         worker has claimed may count for some seconds."""
-        now_ms = self._clock.now_ms()
-        late = await self._store.due(now_ms, 1)
+        now_ms = self.clock.now_ms()
+        late = await self.store.due(now_ms, 1)
         return round((now_ms - late[0].due_ms) / 1000, 1) if late else 0.0

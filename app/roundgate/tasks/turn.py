@@ -6,6 +6,10 @@
                                              ├─▶ decline    this worker cannot serve the task; others may
                                              └─▶ (nothing)  the lease is lost: its new holder continues
 
+    Worker.run ──▶ Turn.take ──▶ read_task ──▶ engine.run_handler ──▶ the handler
+                       │                           └─▶ admit, checkpoint ──▶ StoredTasks.write ──▶ machine.apply
+                       └─▶ _commit ──▶ outcome.ended ──▶ StoredTasks.write ──▶ machine.apply
+
 **During the run** every finished step is a conditional write before the handler continues. A step
 begins only while enough of the lease is left; a worker that was stopped and continued first checks
 that it still holds the task. Each write also renews the lease, so the heartbeat writes only if no

@@ -67,14 +67,8 @@ class Watch:
 
     def begin(self, task: NamedTask, view: TaskView | None, tell: Tell) -> Callable[[], None]:
         """Call `tell` with later states of a task, of which some may be skipped, until the returned
-        function is called.
-
-        Args:
-            task: the task to watch.
-            view: the last state that the caller knows; with `None`, the first read follows at once,
-                and its state is reported in any case.
-            tell: receives the states; must not block.
-        """
+        function is called. `tell` must not block. `view` is the last state that the caller knows;
+        with `None`, the first read follows at once, and its state is reported in any case."""
         if view is not None and view.status.is_terminal:
             return lambda: None
         poller = self._pollers.get(task.backend)

@@ -101,11 +101,8 @@ class Worker:
         self._stop_requested = False
 
     async def claim(self, ref: TaskRef, *, alone: bool = False) -> Claimed | NotClaimed:
-        """Claim a task if its lease is free.
-
-        Args:
-            ref: the task.
-            alone: whether this process runs no other task, so that it may claim a suspect.
+        """Claim a task if its lease is free. A process that runs no other task is `alone`, and may
+        claim a suspect.
 
         Raises:
             Unavailable: the store cannot be reached, or the audit log cannot be written.

@@ -141,7 +141,7 @@ MUTANTS = {
         machine, "holds", _holds_without_status, "cancels", "is over and was changed"
     ),
     "doubtful writes are written again": Mutant(
-        stored._Held, "learn", _learn_nothing, "answers", "is remembered twice"
+        stored.Lease, "learn", _learn_nothing, "answers", "is remembered twice"
     ),
     "the tail of the journal is not looked at": Mutant(
         sqlite_tasks,

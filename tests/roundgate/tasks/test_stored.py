@@ -230,7 +230,7 @@ async def _requeued_and_claimed(store: StoredTasks) -> Lease:
 async def _never_claimed(store: StoredTasks) -> Lease:
     lease = await working(store, TaskRef("owner", "other"))
     await store.create(new())
-    return Lease(REF, 0, lease.held)
+    return replace(lease, ref=REF, fence=0)
 
 
 async def _never_created(store: StoredTasks) -> Lease:
