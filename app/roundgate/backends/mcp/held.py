@@ -149,6 +149,10 @@ class _Rounds(Struct, frozen=True):
         store fails."""
         return await self.hidden.close(self.ref(number), self.server, _encode(outcome))
 
+    def receive(self, number: int) -> Awaitable[HiddenRound | None]:
+        """Claim a round once it has answers; return `None` if it has ended instead."""
+        return self.hidden.receive(self.ref(number))
+
 
 @dataclass(eq=False)
 class HeldCalls:
@@ -250,13 +254,8 @@ class HeldCalls:
         notify: Callable[[str, Json], Any],
     ) -> CallOutcome:
         """Answer the questions of a call, and return its next outcome. Shortly before the deadline,
-        return the questions as pending: the next request waits again.
-
-        Args:
-            context: the context of this request.
-            questions: the questions, as `begin` or `answer` returned them.
-            answers: the answers by key.
-            notify: receives the call's notifications, if this process has its stream.
+        return the questions as pending: the next request waits again. `notify` receives the call's
+        notifications, if this process has its stream.
 
         Raises:
             ToolError: the call failed, its holder has died, the server has forgotten the call, or its
@@ -281,8 +280,8 @@ class HeldCalls:
         answers: Mapping[str, Any],
         notify: Callable[[str, Json], Any],
     ) -> CallOutcome:
-        assert questions.held is not None, "questions of `begin` or `answer`"
-        rounds, ref = self._rounds(context, questions.held), self._ref(context, questions)
+        rounds = self._rounds(context, questions.held)
+        ref = rounds.ref(questions.number)
         await self._check_in_time(rounds, questions)
         self._stop_expiring(ref)
         running, continues = self._running.get(rounds.id), questions.position is not None
@@ -293,15 +292,14 @@ class HeldCalls:
             answered = await rounds.hidden.send(
                 ref, self.server, sent, secret=rounds.id, continues=continues
             )
-            match answered:
-                case bytes():
-                    return _decode(answered)
-                case NotSent.OTHER:
-                    raise ToolError(ANSWERED.format(server=self.server))
-                case NotSent.LOST:
-                    raise ToolError(LOST.format(server=self.server))
-                case NotSent.ENDED:
-                    raise ToolError(ENDED.format(server=self.server))
+            if isinstance(answered, bytes):
+                return _decode(answered)
+            if answered is NotSent.OTHER:
+                raise ToolError(ANSWERED.format(server=self.server))
+            if answered is NotSent.LOST:
+                raise ToolError(LOST.format(server=self.server))
+            if answered is NotSent.ENDED:
+                raise ToolError(ENDED.format(server=self.server))
             responses = {key: {"result": answer} for key, answer in answers.items()}
             running = await self._continue(context, questions, responses, answered)
             running.attach(notify)
@@ -343,14 +341,11 @@ class HeldCalls:
         await asyncio.gather(*tasks, *expiring, return_exceptions=True)
         await self.sessions.aclose()
 
-    def _rounds(self, context: Context, call_id: str) -> _Rounds:
+    def _rounds(self, context: Context, call_id: str | None) -> _Rounds:
         call = run_of(context).call
         assert call.hidden is not None, "callers check `can_hold`"
+        assert call_id is not None, "questions of a call in a session"
         return _Rounds(call.hidden(), call.principal, call_id, self.server)
-
-    def _ref(self, context: Context, questions: Questions) -> TaskRef:
-        assert questions.held is not None, "questions of a call in a session"
-        return self._rounds(context, questions.held).ref(questions.number)
 
     def _start(self, held_call: HeldCall) -> None:
         call_id = held_call.rounds.id
@@ -373,7 +368,6 @@ class HeldCalls:
     ) -> HeldCall:
         """Continue a call from the position of its questions, with the responses to them by key."""
         sealed = questions.position
-        assert questions.held is not None, "questions of a call in a session"
         assert sealed is not None, "no process holds the call"
         try:
             connection = await self.make_connection({})
@@ -407,7 +401,7 @@ class HeldCalls:
     def expire_later(self, context: Context, questions: Questions) -> None:
         """Cancel the questions of a call that is not held, unless they are answered in time. Do
         nothing on AWS Lambda, which freezes the process."""
-        ref = self._ref(context, questions)
+        ref = self._rounds(context, questions.held).ref(questions.number)
         if not self.can_hold or ref in self._expiring:
             return
         owned = [other for other in self._expiring if other.owner == ref.owner]
@@ -424,7 +418,6 @@ class HeldCalls:
             task.cancel()
 
     async def _expire(self, context: Context, questions: Questions) -> None:
-        assert questions.held is not None, "questions of a call in a session"
         assert questions.position is not None, "no process holds the call"
         await self.clock.sleep(max(0, questions.position["until_ms"] - self.clock.now_ms()) / 1000)
         rounds = self._rounds(context, questions.held)
@@ -480,9 +473,8 @@ class HeldCall:
     _unasked: list[str] = field(default_factory=list)
     """The keys of questions that are not yet in an outcome."""
     _has_asked: asyncio.Event = field(default_factory=asyncio.Event)
-    _receiving: asyncio.Task[HiddenRound | None] | None = None
-    """Claims the round of the last questions once they are answered; returns `None` if an operator
-    has ended the round."""
+    _is_unanswered: bool = False
+    """Whether the round of the last questions has no answers and no outcome, as far as known."""
     _is_stopped: bool = False
     failure: BaseException | None = None
 
@@ -559,8 +551,6 @@ class HeldCall:
             raise
         finally:
             exchange.cancel()
-            if self._receiving is not None:
-                self._receiving.cancel()
             try:
                 await asyncio.gather(exchange, return_exceptions=True)
             finally:  # a second cancellation may come
@@ -665,10 +655,10 @@ class HeldCall:
         """End the round before an outcome; the first outcome has none. If the server of a continued
         call cannot be reached, leave the round to the next request, which may reach it."""
         try:
-            if self.claimed is None and self._receiving is not None:
+            if self._is_unanswered:
                 if await self.rounds.close(self.number - 1, outcome):
                     return
-                self.claimed = await self._receiving
+                self.claimed = await self.rounds.receive(self.number - 1)
             if self.claimed is None:
                 return
             if self.begins and isinstance(outcome, McpRefusal) and not self._is_over(outcome):
@@ -683,33 +673,28 @@ class HeldCall:
             fields = {"backend": self.calls.server, "error": str(error)}
             log.warning("the outcome of a held call could not be stored", extra={"fields": fields})
         finally:
-            if self._receiving is not None:
-                self._receiving.cancel()
-            self.claimed = self._receiving = None
+            self.claimed, self._is_unanswered = None, False
 
     # -- answers -----------------------------------------------------------------------------------
 
     async def _wait_for_answers(self, exchange: asyncio.Future[Json]) -> Mapping[str, Any] | None:
         """Claim the round of the last outcome, once a process has posted its answers; return them.
         Return `None` if the wait has expired, or the round or the call has ended."""
-        hidden, ref = self.rounds.hidden, self.rounds.ref(self.number)
-        self.number += 1
-        self._receiving = asyncio.ensure_future(hidden.receive(ref))
-        waited: set[asyncio.Future[Any]] = {exchange, self._receiving}
-        await asyncio.wait(
-            waited, timeout=max(0, self.left_ms) / 1000, return_when=asyncio.FIRST_COMPLETED
-        )
-        if exchange.done() and not self._receiving.done():
-            return None
-        if not self._receiving.done() and await self._is_late(self.number - 1):
-            self._receiving.cancel()
-            self._receiving = None
-            return None
-        self.claimed, self._receiving = await self._receiving, None
-        if self.claimed is None:
-            return None
-        answers: Mapping[str, Any] = json.decode(self.claimed.answers)
-        return answers
+        number, self.number = self.number, self.number + 1
+        self._is_unanswered = True
+        receiving = asyncio.ensure_future(self.rounds.receive(number))
+        waited: set[asyncio.Future[Any]] = {exchange, receiving}
+        left_s = max(0, self.left_ms) / 1000
+        try:
+            await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done() and exchange.done():
+                return None
+            is_late = not receiving.done() and await self._is_late(number)
+            self.claimed = None if is_late else await receiving
+            self._is_unanswered = False
+        finally:
+            receiving.cancel()
+        return None if self.claimed is None else json.decode(self.claimed.answers)
 
     async def _is_late(self, number: int) -> bool:
         """End a round whose wait has expired; return `False` if its answers have just come."""

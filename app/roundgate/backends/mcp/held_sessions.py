@@ -13,6 +13,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from roundgate import json
@@ -36,30 +37,26 @@ MakeConnection: TypeAlias = Callable[[Json], Awaitable[Connection]]
 """Makes a separate connection that declares the capabilities. Raises BackendError."""
 
 
+@dataclass(eq=False)
 class HeldSessions:
-    """The sessions of one server.
+    """The sessions of one server."""
 
-    Args:
-        server: the server's name for error texts.
-        make_connection: makes a connection.
-        clock: the clock of the process.
-        keeps_idle: whether sessions stay open between calls; AWS Lambda freezes the process.
-    """
-
-    def __init__(
-        self, server: str, make_connection: MakeConnection, clock: Clock, *, keeps_idle: bool
-    ) -> None:
-        self._server = server
-        self._make_connection = make_connection
-        self._clock = clock
-        self._keeps_idle = keeps_idle
-        self._idle: OrderedDict[Connection, tuple[tuple[str, bytes], float]] = OrderedDict()
-        self._closing: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        """The timer of the next search for expired sessions."""
-        self._restarts: OrderedDict[str, Restarts] = OrderedDict()
-        """The pauses between processes, by caller."""
-        self._started_ms: dict[Connection, float] = {}
+    server: str
+    """The server's name for error texts."""
+    make_connection: MakeConnection
+    clock: Clock
+    keeps_idle: bool
+    """Whether sessions stay open between calls; AWS Lambda freezes the process."""
+    _idle: OrderedDict[Connection, tuple[tuple[str, bytes], float]] = field(
+        default_factory=OrderedDict
+    )
+    """The caller and the capabilities of each idle session, and the time since when it is idle."""
+    _closing: set[asyncio.Task[None]] = field(default_factory=set)
+    _timer: asyncio.TimerHandle | None = None
+    """The timer of the next search for expired sessions."""
+    _restarts: OrderedDict[str, Restarts] = field(default_factory=OrderedDict)
+    """The pauses between processes, by caller."""
+    _started_ms: dict[Connection, float] = field(default_factory=dict)
 
     async def take(self, owner: str, capabilities: Json) -> Connection:
         """Return an idle session of a caller that declares the capabilities, or open one.
@@ -85,14 +82,14 @@ class HeldSessions:
         started_ms = self._started_ms.get(connection)
         if started_ms is not None and not is_clean and has_ended(connection):
             self._count_failure(owner, started_ms, connection)
-        if not self._keeps_idle:
+        if not self.keeps_idle:
             self._started_ms.pop(connection, None)
             await _end_session(connection)
             return
         if not is_clean:
             self.close(connection)
             return
-        self._idle[connection] = (owner, json.encode(capabilities)), self._clock.monotonic_ms()
+        self._idle[connection] = (owner, json.encode(capabilities)), self.clock.monotonic_ms()
         if self._timer is None:
             self._schedule()
         if len(self._idle) > MAX_IDLE:
@@ -116,8 +113,8 @@ class HeldSessions:
     async def _open(self, owner: str, capabilities: Json) -> Connection:
         if (restarts := self._restarts.get(owner)) is not None:
             restarts.check()
-        started_ms = self._clock.monotonic_ms()
-        connection = await self._make_connection(capabilities)
+        started_ms = self.clock.monotonic_ms()
+        connection = await self.make_connection(capabilities)
         try:
             await connection.connect()
         except BaseException as error:
@@ -129,7 +126,7 @@ class HeldSessions:
         return connection
 
     def _count_failure(self, owner: str, started_ms: float, connection: Connection) -> None:
-        restarts = self._restarts.setdefault(owner, Restarts(self._server, self._clock))
+        restarts = self._restarts.setdefault(owner, Restarts(self.server, self.clock))
         restarts.count_failure(started_ms, connection)
         self._restarts.move_to_end(owner)
         if len(self._restarts) > MAX_FAILING:
@@ -147,7 +144,7 @@ class HeldSessions:
             self._schedule()
 
     def _close_expired(self) -> None:
-        oldest_ms = self._clock.monotonic_ms() - IDLE_MS
+        oldest_ms = self.clock.monotonic_ms() - IDLE_MS
         expired = [session for session, (_, ms) in self._idle.items() if ms < oldest_ms]
         for connection in expired:
             del self._idle[connection]

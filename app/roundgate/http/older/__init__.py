@@ -14,6 +14,7 @@ client, and a cold start pays for every import.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from roundgate.clock import Clock
@@ -34,50 +35,31 @@ Serves: TypeAlias = Callable[[ResultFormat], tuple[Methods, Use]]
 """A function that makes the methods over the current catalog, for results in one format."""
 
 
+@dataclass(eq=False)
 class OlderClients:
     """The endpoint of one view for clients with sessions, and the methods of each of their
-    revisions."""
+    revisions. `endpoint` makes the parts."""
 
-    def __init__(
-        self,
-        core: Core,
-        hidden: Callable[[], HiddenTasks],
-        ring: KeyRing,
-        clock: Clock,
-        config: GatewayConfig,
-        serves: Serves,
-        describe: Callable[[], ServerConfig],
-        *,
-        streams: bool,
-        view: str = "",
-    ) -> None:
-        """Store the parts; `endpoint` makes the rest later.
-
-        Args:
-            core: the stores and the source of changes.
-            hidden: a function that returns the hidden tasks of the view.
-            ring: the keys for the ids of sessions and streams.
-            clock: the clock of the process.
-            config: the configuration at the start; a reload does not change the settings that this
-                server uses.
-            serves: a function that makes the methods of a revision.
-            describe: a function that returns the server's current description.
-            streams: whether the platform can hold a stream open.
-            view: the name of the view; empty for the endpoint of all tools.
-        """
-        self._core = core
-        self._hidden = hidden
-        self._ring = ring
-        self._clock = clock
-        self._config = config
-        self._serves = serves
-        self._describe = describe
-        self._streams = streams
-        self._view = view
-        self._methods: dict[str, tuple[ResultFormat, CurrentMethods]] = {}
-        self._followers: Followers | None = None
-        self._endpoint: OlderEndpoint | None = None
-        self._is_closing = False
+    core: Core
+    hidden: Callable[[], HiddenTasks]
+    """Returns the hidden tasks of the view."""
+    ring: KeyRing
+    """The keys for the ids of sessions and streams."""
+    clock: Clock
+    config: GatewayConfig
+    """The configuration at the start; a reload does not change the settings that this server
+    uses."""
+    serves: Serves
+    describe: Callable[[], ServerConfig]
+    """Returns the server's current description."""
+    streams: bool
+    """Whether the platform can hold a stream open."""
+    view: str = ""
+    """The name of the view; empty for the endpoint of all tools."""
+    _methods: dict[str, tuple[ResultFormat, CurrentMethods]] = field(default_factory=dict)
+    _followers: Followers | None = None
+    _endpoint: OlderEndpoint | None = None
+    _is_closing: bool = False
 
     def endpoint(self) -> OlderEndpoint:
         """Return the endpoint; make it at the first call."""
@@ -88,7 +70,7 @@ class OlderClients:
     def swap(self) -> None:
         """Serve later requests with the current catalog."""
         for results, methods in self._methods.values():
-            methods.swap(*self._serves(results))
+            methods.swap(*self.serves(results))
 
     def close(self) -> None:
         """Make every call stop waiting for answers."""
@@ -103,14 +85,14 @@ class OlderClients:
         from roundgate.protocol.v2025.results import RESULT_FORMATS
         from roundgate.tokens.ids import SessionSealer, StreamIds
 
-        http, sessions = self._config.http, self._config.sessions
-        rows_of = self._core.rows_of(self._view)
+        http, sessions = self.config.http, self.config.sessions
+        rows_of = self.core.rows_of(self.view)
         self._methods = {
-            version: (results, CurrentMethods(*self._serves(results)))
+            version: (results, CurrentMethods(*self.serves(results)))
             for version, results in RESULT_FORMATS.items()
         }
         by_version = {version: methods for version, (_, methods) in self._methods.items()}
-        tasks = self._hidden()
+        tasks = self.hidden()
         self._followers = Followers(
             tasks.looks, max_open=http.max_streams, max_per_caller=http.max_streams_per_caller
         )
@@ -118,18 +100,18 @@ class OlderClients:
             self._followers.close()
         parts = OlderParts(
             methods=by_version,
-            sessions=Sessions(rows_of, self._clock),
-            changes=self._core.changes,
+            sessions=Sessions(rows_of, self.clock),
+            changes=self.core.changes,
             tasks=tasks,
             followers=self._followers,
-            ids=StreamIds(self._ring),
+            ids=StreamIds(self.ring),
             tracing=tracing.set_up(),
-            clock=self._clock,
-            streams=self._streams,
+            clock=self.clock,
+            streams=self.streams,
             keep_alive_s=http.keep_alive_s,
             max_batch_answer_bytes=http.max_body_bytes,
             continue_tool=sessions.continue_tool,
-            view=self._view,
+            view=self.view,
         )
-        sealer = SessionSealer(self._ring, self._clock, sessions.lifetime_s)
-        return OlderEndpoint(parts, sealer, self._describe)
+        sealer = SessionSealer(self.ring, self.clock, sessions.lifetime_s)
+        return OlderEndpoint(parts, sealer, self.describe)

@@ -23,9 +23,8 @@ get the outcome. A client that cannot resume streams, on such a platform, calls 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -48,8 +47,9 @@ from roundgate.http.older.rounds import (
     CallState,
     OlderCall,
     OpenCall,
-    Rounds,
+    decode_call,
     tool_error,
+    validated,
 )
 from roundgate.http.older.sessions import SessionCaller
 from roundgate.http.older.streams import Notices, OlderParts, RequestStream
@@ -117,8 +117,7 @@ class SessionCalls:
 
     def __init__(self, parts: OlderParts) -> None:
         self._parts = parts
-        self.rounds = Rounds(parts)
-        self._continue_tool = ContinueTool(parts.continue_tool, self.rounds)
+        self._continue_tool = ContinueTool(parts.continue_tool, self.reopened)
 
     # the entries
 
@@ -129,13 +128,7 @@ class SessionCalls:
         stream: RequestStream,
         correlation: Correlation,
     ) -> Awaitable[Responded]:
-        """Return the response to a new request.
-
-        Args:
-            request: the request.
-            caller: the caller.
-            stream: the stream of the request.
-            correlation: the ids of the call, for the log, which this method completes.
+        """Return the response to a new request; complete its ids for the log.
 
         Raises:
             GatewayError: the request fails with this error.
@@ -148,7 +141,7 @@ class SessionCalls:
     def resume(
         self, call: OpenCall, caller: SessionCaller, stream: RequestStream, correlation: Correlation
     ) -> Awaitable[Responded]:
-        """Resume a call that `Rounds.reopened` has found, as `respond` does."""
+        """Resume a call that `reopened` has found, as `respond` does."""
         return self._respond(call.request, call, caller, stream, correlation)
 
     async def _continued(
@@ -193,6 +186,47 @@ class SessionCalls:
         ref = self._parts.tasks.ref(caller.principal, caller.session.id, request_id)
         await self._parts.tasks.cancel_call(ref)
 
+    # events
+
+    async def reopened(self, event_id: str, caller: SessionCaller) -> OpenCall:
+        """Return the call to which an event belongs.
+
+        Raises:
+            InvalidRequest: the id does not belong to this session, or has expired.
+            Unavailable: the task cannot be read now.
+        """
+        refused = InvalidRequest("Last-Event-ID is unknown in this session, or too old; call again")
+        facts, position = self._opened(event_id, caller)
+        if facts is None or position is None:
+            raise refused
+        task_id, call_id, request_id, method, name, _ = facts
+        ref = self._parts.tasks.ref_of(caller.principal, task_id)
+        record, work = await self._parts.tasks.whole(ref)
+        if record is None or record.call_id != call_id:
+            raise refused
+        if work is None:
+            params = {"uri" if method == "resources/read" else "name": name}
+            return OpenCall(ref, Request(request_id, method, params), position)
+        params, scopes = decode_call(work.call)
+        return OpenCall(ref, Request(request_id, method, params), position, scopes)
+
+    def until_ms(self, event_id: str, caller: SessionCaller) -> int:
+        """Return the end of the wait for answers after an event, in milliseconds since the epoch; 0
+        if the id does not belong to this session. Does not read the store."""
+        facts, _ = self._opened(event_id, caller)
+        return 0 if facts is None else int(facts[-1])
+
+    def _opened(
+        self, event_id: str, caller: SessionCaller
+    ) -> tuple[list[Any] | None, AskedSoFar | None]:
+        token, *rest = event_id.rsplit(".", 2)
+        facts = self._parts.ids.open_call(token, caller.session.id, caller.principal)
+        if not isinstance(facts, list) or len(facts) != 6:
+            return None, None
+        mark, number = rest
+        is_number = number.isascii() and number.isdigit() and len(number) <= 4
+        return facts, AskedSoFar(mark, int(number)) if is_number else None
+
     # a request
 
     async def _respond(
@@ -204,7 +238,7 @@ class SessionCalls:
         correlation: Correlation,
     ) -> Responded:
         try:
-            inbound = self.rounds.inbound(request, caller)
+            inbound = validated(self._parts, request, caller)
         except ProtocolError as error:
             message = TracedMessage(request.id, request.method, version=caller.session.revision)
             with self.span(message, {}, caller, correlation) as span:
@@ -215,13 +249,15 @@ class SessionCalls:
                 Notices(stream, self._parts.sessions, caller).notify if stream.can_tell else None
             )
             scopes = caller.principal.scopes
-            call = OlderCall(request, caller, stream, correlation, span, notify, inbound, scopes)
+            call = OlderCall(
+                *(self._parts, request, caller, stream, correlation, span, notify, inbound, scopes)
+            )
             if opened is not None:
                 call.ref, call.position = opened.ref, opened.position
                 _check_scopes(opened.scopes, caller, inbound.name)
                 call.scopes = opened.scopes
             elif stream.resumes and stream.holds:
-                stream.token = partial(self.rounds.reported, call)
+                stream.token = call.reported
             try:
                 reply = await self._reply(call)
             except CallCancelled:
@@ -272,7 +308,7 @@ class SessionCalls:
     async def _reply(self, call: OlderCall) -> Reply | None:
         """Return the result, or `None` if the stream ended before it."""
         if call.ref is None:
-            reply = await self.rounds.run(call, None)
+            reply = await call.run()
             if reply is not None:
                 is_list = call.request.method == "tools/list" and call.stream.is_finite
                 return self._continue_tool.listed(reply) if is_list else reply
@@ -286,7 +322,7 @@ class SessionCalls:
             call.held = await self._parts.tasks.claim(record)
             if call.held is None:  # another request was first
                 await self._parts.clock.sleep(hidden.LOOKS_S[0])
-            elif (reply := await self.rounds.run(call, call.held.claimed)) is not None:
+            elif (reply := await call.run()) is not None:
                 return reply
         return await self._leave(call)
 
@@ -364,7 +400,7 @@ class SessionCalls:
         state = call.state
         if state is None or state.mark != mark:  # the questions have changed meanwhile
             return False
-        token = self.rounds.event_id(call).rsplit(".", 2)[0]
+        token = call.event_id().rsplit(".", 2)[0]
         questions = list(state.requests.items())
         for number in unseen:
             key, request = questions[number]
@@ -422,16 +458,13 @@ class SessionCalls:
                 await self._parts.tasks.cancel(call.ref, _NOT_ANSWERED)
             raise ToolError("The server is being restarted; call again to be asked again")
         if not stream.is_over:
-            await stream.leave(self.rounds.event_id(call))
+            await stream.leave(call.event_id())
         return None
 
     def _pending(self, call: OlderCall) -> Reply:
         methods = self._parts.methods[call.caller.session.revision]
         is_error = methods.now.has_output_schema(str(call.request.params.get("name")))
-        token = self.rounds.event_id(call)
-        return self._continue_tool.pending(
-            token, call.request, call.caller, asks=call.asks, is_error=is_error
-        )
+        return self._continue_tool.pending(call, call.event_id(), is_error=is_error)
 
     def _patience_s(self, call: OlderCall) -> float:
         """Return the seconds that a request waits before it checks its time, or ends."""
@@ -447,24 +480,19 @@ class SessionCalls:
         return call.stream.holds and not self._parts.followers.is_closing and not is_late
 
 
-class ContinueTool:
-    """The tool that accepts the token of an unfinished call, an event id.
+class ContinueTool(Struct, frozen=True):
+    """The tool that accepts the token of an unfinished call, an event id."""
 
-    Args:
-        name: the name of the tool.
-        rounds: makes and reads the tokens.
-    """
-
-    def __init__(self, name: str, rounds: Rounds) -> None:
-        self._name = name
-        self._rounds = rounds
+    name: str
+    reopened: Callable[[str, SessionCaller], Awaitable[OpenCall]]
+    """Returns the call to which an event belongs."""
 
     def is_called(self, request: Request, stream: RequestStream) -> bool:
         """Return whether a request calls this tool, from a client to which the tool is offered."""
         return (
             stream.is_finite
             and request.method == "tools/call"
-            and request.params.get("name") == self._name
+            and request.params.get("name") == self.name
         )
 
     async def reopened_call(self, request: Request, caller: SessionCaller) -> OpenCall:
@@ -479,7 +507,7 @@ class ContinueTool:
         text = token if isinstance(token, str) else ""
         event_id = text.strip().removeprefix(f"{PENDING} ")
         try:
-            call = await self._rounds.reopened(event_id, caller)
+            call = await self.reopened(event_id, caller)
         except InvalidRequest:
             raise ToolError(
                 "This token is not valid: it is too old, belongs to another session, or was not copied exactly."
@@ -487,33 +515,30 @@ class ContinueTool:
             ) from None
         return replace(call, request=replace(call.request, id=request.id))
 
-    def pending(
-        self, token: str, request: Request, caller: SessionCaller, *, asks: bool, is_error: bool
-    ) -> Reply:
-        """Return the result of a call that continues when its client calls again.
-
-        Args:
-            token: the id of an event of the call.
-            request: the call's request.
-            caller: the caller.
-            asks: whether the user is being asked.
-            is_error: whether the tool has an output schema: clients validate every result against
-                it except errors.
-        """
-        why = "The user is being asked." if asks else "The call takes longer than one request may."
-        text = (
-            f"{PENDING} {token}\n{why} Call the tool {self._name} with this token for the result,"
-            f" and again for as long as it says {PENDING}. Do not call "
-            f"{request.params.get('name')} again."
+    def pending(self, call: OlderCall, token: str, *, is_error: bool) -> Reply:
+        """Return the result of a call that continues when its client calls again with the id of an
+        event. It is an error if the tool has an output schema, because clients validate every other
+        result against it."""
+        why = (
+            "The user is being asked."
+            if call.asks
+            else "The call takes longer than one request may."
         )
-        written = Results(caller.revision).write(ToolResult([text], is_error=is_error).to_wire())
+        text = (
+            f"{PENDING} {token}\n{why} Call the tool {self.name} with this token for the result,"
+            f" and again for as long as it says {PENDING}. Do not call "
+            f"{call.request.params.get('name')} again."
+        )
+        written = Results(call.caller.revision).write(
+            ToolResult([text], is_error=is_error).to_wire()
+        )
         return Reply(written, "input_required")
 
     def listed(self, reply: Reply) -> Reply:
         """Return a page of tools/list, with this tool added to the last page."""
         if not reply.result.endswith(b"]}"):
             return reply
-        definition = json.encode({"name": self._name, **_DEFINITION})
+        definition = json.encode({"name": self.name, **_DEFINITION})
         comma = b"" if reply.result.endswith(b"[]}") else b","
         return Reply(
             b"%b%b%b]}" % (reply.result[:-2], comma, definition), reply.label, reply.reason

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from starlette.types import Receive
@@ -40,7 +41,7 @@ from roundgate.http.exchange import (
 )
 from roundgate.http.older.calls import Responded, SessionCalls, end_span
 from roundgate.http.older.rounds import OpenCall, target_name
-from roundgate.http.older.sessions import OWN, OwnRequests, SessionCaller
+from roundgate.http.older.sessions import OWN, SessionCaller, own_result
 from roundgate.http.older.streams import ChangeStreams, OlderParts, RequestStream, UnheardWatch
 from roundgate.methods.table import capabilities, server_info
 from roundgate.observability.tracing import TracedMessage, server_session_ended
@@ -70,34 +71,23 @@ MAX_BATCH: Final = 50
 """The maximum number of messages in one body; only 2025-03-26 has batches."""
 
 
+@dataclass(eq=False)
 class OlderEndpoint:
-    """The endpoint for requests of sessions.
+    """The endpoint for requests of sessions."""
 
-    Args:
-        parts: the parts of the endpoint.
-        sealer: the sealer of session ids.
-        describe: a function that returns the server's current description.
-    """
+    parts: OlderParts
+    sealer: SessionSealer
+    describe: Callable[[], ServerConfig]
+    """Returns the server's current description."""
 
-    def __init__(
-        self, parts: OlderParts, sealer: SessionSealer, describe: Callable[[], ServerConfig]
-    ) -> None:
-        self._parts = parts
-        self._sealer = sealer
-        self._describe = describe
-        self._calls = SessionCalls(parts)
-        self._own = OwnRequests(parts.methods, parts.sessions)
-        self._changes = ChangeStreams(parts)
+    def __post_init__(self) -> None:
+        self._calls = SessionCalls(self.parts)
+        self._changes = ChangeStreams(self.parts)
         self._running: dict[tuple[str, RequestId], Callable[[], None]] = {}
 
     async def answer(self, method: str, body: Any, receive: Receive, exchange: Exchange) -> None:
         """Answer one HTTP request; send any `GatewayError` but `AuthError` as a JSON-RPC error.
-
-        Args:
-            method: the HTTP method.
-            body: the decoded body; `None` for methods other than POST.
-            receive: ASGI's `receive`, to notice that the client hangs up.
-            exchange: the request and its responder.
+        `receive` notices that the client hangs up.
 
         Raises:
             AuthError: the caller is not authorized.
@@ -108,7 +98,7 @@ class OlderEndpoint:
                     await self._get(receive, exchange)
                 case "DELETE":
                     caller = await self._caller(exchange)
-                    await self._parts.sessions.end(caller.session, caller.principal)
+                    await self.parts.sessions.end(caller.session, caller.principal)
                     self._record_end(caller)
                     await exchange.responder.answer(200, b"")
                 case _ if isinstance(body, list):
@@ -123,8 +113,8 @@ class OlderEndpoint:
     def _record_end(self, caller: SessionCaller) -> None:
         """Record the duration of a session that its client has ended."""
         session = caller.session
-        left_s = (session.expires_ms - self._parts.clock.now_ms()) / 1000
-        server_session_ended(self._sealer.lifetime_s - left_s, session.revision)
+        left_s = (session.expires_ms - self.parts.clock.now_ms()) / 1000
+        server_session_ended(self.sealer.lifetime_s - left_s, session.revision)
 
     async def _post(self, body: Any, receive: Receive, exchange: Exchange) -> None:
         message = jsonrpc.session_message_from_json(body)
@@ -170,8 +160,8 @@ class OlderEndpoint:
     async def _initialize(self, request: Request, exchange: Exchange) -> None:
         opening = SessionOpening.of(request)
         revision = opening.revision
-        server = self._describe()
-        offered = capabilities(self._parts.methods[revision.version].features)
+        server = self.describe()
+        offered = capabilities(self.parts.methods[revision.version].features)
         offered.pop("extensions", None)
         result: dict[str, Any] = {
             "protocolVersion": revision.version,
@@ -180,7 +170,7 @@ class OlderEndpoint:
         }
         if server.instructions is not None:
             result["instructions"] = server.instructions
-        session_id = self._sealer.seal(
+        session_id = self.sealer.seal(
             exchange.caller,
             revision.version,
             opening.requested,
@@ -196,12 +186,13 @@ class OlderEndpoint:
     async def _own_result(
         self, request: Request, caller: SessionCaller, exchange: Exchange
     ) -> bytes | None:
-        """Return the result of a request about the session itself; see `OwnRequests.result`."""
+        """Return the result of a request about the session itself; see `own_result`."""
         version, name = caller.session.revision, target_name(request)
+        methods = self.parts.methods[version]
         operation = TracedMessage(request.id, request.method, name, version)
         with self._calls.span(operation, {}, caller, exchange.correlation) as span:
             try:
-                return await self._own.result(request, caller)
+                return await own_result(request, caller, methods, self.parts.sessions)
             except GatewayError as error:
                 end_span(span, error)
                 raise
@@ -243,7 +234,7 @@ class OlderEndpoint:
             raise InvalidRequest(f"A batch has 1 to {MAX_BATCH} messages, not {len(body)}")
         watch = self._watch(receive, caller, exchange)
         stream = self._stream(exchange, caller, watch, in_batch=True)
-        answers = _Answers(stream, exchange, self._parts.max_batch_answer_bytes)
+        answers = _Answers(stream, exchange, self.parts.max_batch_answer_bytes)
         with watch:
             for value in body:
                 if stream.is_unheard:
@@ -268,7 +259,7 @@ class OlderEndpoint:
     ) -> bytes | None:
         """Return the response to one message of a batch, or `None` if it needs none. Each request
         has a log line."""
-        began_ms = self._parts.clock.monotonic_ms()
+        began_ms = self.parts.clock.monotonic_ms()
         try:
             message = jsonrpc.session_message_from_json(value)
             if not isinstance(message, Request):
@@ -301,7 +292,7 @@ class OlderEndpoint:
             return wire_errors.render(error, exchange.request_id)[1]
         finally:
             if exchange.method is not None:
-                exchange.write_line(self._parts.clock.monotonic_ms() - began_ms)
+                exchange.write_line(self.parts.clock.monotonic_ms() - began_ms)
 
     async def _get(self, receive: Receive, exchange: Exchange) -> None:
         last_event_id = exchange.headers.get(_LAST_EVENT_ID)
@@ -309,14 +300,14 @@ class OlderEndpoint:
             await self._resume(last_event_id.decode("latin-1").strip(), receive, exchange)
             return
         caller = await self._caller(exchange)
-        if not self._parts.streams:
+        if not self.parts.streams:
             message = (
                 "This endpoint has no stream of changes; POST requests, or GET with Last-Event-ID"
                 " to resume a stream"
             )
             raise TransportError(405, message, [(b"allow", b"POST, DELETE")])
         with DisconnectWatch(receive, exchange.responder) as watch:
-            features = self._parts.methods[caller.session.revision].features
+            features = self.parts.methods[caller.session.revision].features
             await self._changes.tell(caller, exchange.responder, features)
         await self._hung_up(watch, exchange)
 
@@ -326,8 +317,8 @@ class OlderEndpoint:
         stream = self._stream(exchange, caller, watch, last_event_id=last_event_id)
         with watch:
             try:
-                await self._parts.sessions.check(caller.session, caller.principal)
-                call = await self._calls.rounds.reopened(last_event_id, caller)
+                await self.parts.sessions.check(caller.session, caller.principal)
+                call = await self._calls.reopened(last_event_id, caller)
                 responded = await self._resumed(call, caller, stream, exchange)
             except RESUMABLE as away:
                 responded = await self._come_again(away, caller, stream, exchange)
@@ -366,7 +357,7 @@ class OlderEndpoint:
         event_id = stream.last_event_id
         if event_id is None or not (stream.resumes or stream.is_resumed):
             return False
-        return self._parts.clock.now_ms() < self._calls.rounds.until_ms(event_id, caller)
+        return self.parts.clock.now_ms() < self._calls.until_ms(event_id, caller)
 
     async def _caller(self, exchange: Exchange) -> SessionCaller:
         """Return the caller, in a session that has not been ended.
@@ -377,7 +368,7 @@ class OlderEndpoint:
             Unavailable: the store cannot be reached.
         """
         caller = self._claimed(exchange)
-        await self._parts.sessions.check(caller.session, caller.principal)
+        await self.parts.sessions.check(caller.session, caller.principal)
         return caller
 
     def _claimed(self, exchange: Exchange) -> SessionCaller:
@@ -397,24 +388,23 @@ class OlderEndpoint:
         principal = exchange.caller
         session = self._known(token.decode("latin-1").strip(), principal)
         remaining_ms = exchange.host.remaining_ms
-        deadline = self._parts.clock.deadline(remaining_ms)
+        deadline = self.parts.clock.deadline(remaining_ms)
         address = exchange.address
         return SessionCaller(session, principal, deadline, remaining_ms, exchange, address)
 
     def _known(self, token: str, principal: Principal) -> SessionFacts:
-        session = self._sealer.open(token, principal)
-        if (
-            session.revision not in REVISIONS
-        ):  # sealed by a version of the gateway that served this revision
-            raise self._sealer.refused("of a revision that is not served", principal)
+        session = self.sealer.open(token, principal)
+        if session.revision not in REVISIONS:
+            # sealed by a version of the gateway that served this revision
+            raise self.sealer.refused("of a revision that is not served", principal)
         return session
 
     def _watch(self, receive: Receive, caller: SessionCaller, exchange: Exchange) -> UnheardWatch:
         return UnheardWatch(
             receive,
             exchange.responder,
-            exchange.keep_alive_s(self._parts.keep_alive_s),
-            lambda: self._parts.followers.room(caller.principal),
+            exchange.keep_alive_s(self.parts.keep_alive_s),
+            lambda: self.parts.followers.room(caller.principal),
         )
 
     def _stream(
@@ -431,7 +421,7 @@ class OlderEndpoint:
             exchange.responder,
             watch,
             can_tell=EVENT_STREAM in exchange.accepted,
-            holds=self._parts.streams,
+            holds=self.parts.streams,
             resumes=not in_batch and session.revision == RESUMING and session.requested == RESUMING,
             last_event_id=last_event_id,
         )
@@ -462,22 +452,16 @@ class OlderEndpoint:
             await exchange.responder.answer(status, body, headers)
 
 
+@dataclass(eq=False)
 class _Answers:
-    """The responses to one batch. A response that was streamed is not kept.
+    """The responses to one batch. A response that was streamed is not kept."""
 
-    Args:
-        stream: the stream of the request.
-        exchange: the request.
-        most: the limit on all responses but the last, in bytes.
-    """
-
-    def __init__(self, stream: RequestStream, exchange: Exchange, most: int) -> None:
-        self._stream = stream
-        self._exchange = exchange
-        self._kept: list[bytes] = []
-        self.left = most
-        """The number of bytes left for further responses. If it is not positive, no further request
-        runs."""
+    stream: RequestStream
+    exchange: Exchange
+    left: int
+    """The number of bytes left for further responses. If it is not positive, no further request
+    runs. The last response may be larger."""
+    kept: list[bytes] = field(default_factory=list)
 
     async def add(self, answer: bytes) -> None:
         """Send a response, or keep it for the array.
@@ -486,14 +470,14 @@ class _Answers:
             ClientDisconnect: the client does not read.
         """
         self.left -= len(answer)
-        if self._stream.can_tell:
-            await self._stream.message(answer)
+        if self.stream.can_tell:
+            await self.stream.message(answer)
         else:
-            self._kept.append(answer)
+            self.kept.append(answer)
 
     async def end(self) -> None:
         """Send the array, or end the stream; 202 if no message needed a response."""
-        if self._kept:
-            await self._exchange.responder.answer(200, b"[%b]" % b",".join(self._kept))
+        if self.kept:
+            await self.exchange.responder.answer(200, b"[%b]" % b",".join(self.kept))
         else:
-            await self._exchange.responder.end()
+            await self.exchange.responder.end()

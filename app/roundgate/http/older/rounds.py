@@ -30,7 +30,6 @@ from roundgate.errors import (
     CallCancelled,
     Draining,
     GatewayError,
-    InvalidRequest,
     LeaseLost,
     MissingCapability,
     QuotaExceeded,
@@ -58,7 +57,6 @@ from roundgate.protocol.v2025.results import read_asked
 from roundgate.storage import Ending, TaskRef
 from roundgate.tasks import hidden
 from roundgate.tasks.hidden import Holding, NewCall
-from roundgate.tasks.stored import Claimed
 
 FIRST_LOOK_S: Final = 1.0
 LAST_LOOK_S: Final = 5.0
@@ -150,8 +148,9 @@ class OpenCall(Struct, frozen=True):
 
 
 class OlderCall(Struct):
-    """A request that is being answered, and the call that it makes or continues."""
+    """A request that is being answered, and the call that it makes or continues, round by round."""
 
+    parts: OlderParts
     request: Request
     caller: SessionCaller
     stream: RequestStream
@@ -180,7 +179,235 @@ class OlderCall(Struct):
         """Return whether the request calls a tool."""
         return self.request.method == "tools/call"
 
-    def new_task(self) -> NewCall:
+    async def run(self) -> Reply | None:
+        """Run rounds of a call until one ends with a result; return `None` if the task has to be
+        followed or left.
+
+        Raises:
+            CallCancelled: the client cancelled the call, or hung up and cannot resume it.
+            GatewayError: the call ended with this error.
+        """
+        try:
+            with self.stream.watch.working():
+                return await self._rounds()
+        except LeaseLost:
+            return None  # another request has the task, or it was cancelled: the record shows which
+        except CallCancelled:
+            if self.held is not None:
+                with suppress(Unavailable):
+                    await self.parts.tasks.cancel(self.held.ref)
+            raise
+        except GatewayError as error:
+            if self.held is None or await self._failed(self.held, error):
+                raise
+            return None
+        except BaseException:  # cut off, perhaps because too many calls run without a client
+            if self.held is not None:
+                await self._cut_off(self.held)
+            raise
+        finally:
+            if self.held is not None:
+                self.ref, self.held = self.held.ref, None
+
+    async def _rounds(self) -> Reply | None:
+        answers = {} if self.held is None else self._restore(self.held)
+        while True:
+            reply = await self._served(answers)
+            if reply.label != "input_required":
+                await self._end(kept_reply(reply), _ending_from_reply(reply))
+                return reply
+            requests, state = read_asked(reply.result)
+            self.pages |= {
+                key: self.parts.clock.new_id()
+                for key, request in requests.items()
+                if request.get("params", {}).get("mode") == "url"
+            }
+            self.state = CallState(state, requests, self.pages, self.parts.clock.new_id())
+            answers = {}
+            if requests:
+                await self._ask(self.state)
+                return None
+            # without questions, the next round gets a new request with its own time limit
+            self.leaves = (self.stream.can_tell and self.stream.resumes) or (
+                self.stream.is_finite and self.caller.is_nearly_over
+            )
+            if self.leaves:
+                await self._keep(self.state)
+                return None
+            if is_draining():  # the next round would have no time
+                raise Draining
+            if self.held is not None:
+                await self.parts.tasks.patiently(partial(self.held.beat, self.state.to_bytes()))
+
+    def _restore(self, held: Holding) -> dict[str, Any]:
+        """Restore a claimed call; return the answers to its questions.
+
+        Raises:
+            ToolError: the call must not be run again, or the client could not answer.
+        """
+        if held.is_first:
+            raise ToolError(_INTERRUPTED)
+        if self.parts.tasks.has_died_often(held.claimed.record):
+            raise ToolError(
+                f"{held.claimed.record.deaths} processes that ran this call died; it is not run again"
+            )
+        params, self.scopes = decode_call(held.claimed.call)
+        self.request = replace(self.request, params=params)
+        self.inbound = validated(self.parts, self.request, self.caller)
+        self.state = CallState.from_bytes(held.claimed.state)
+        self.pages = dict(self.state.pages)
+        return _read_answers(self.state, held.claimed.answers, self.caller.revision)
+
+    async def _ask(self, state: CallState) -> None:
+        """Store the questions of a round in the task of the call, before they are sent. Raise
+        CallCancelled if the client has hung up."""
+        _check_askable(self.request.method, self.stream)
+        if self.held is None:
+            if self.stream.is_unheard:  # its client has no event id with which to resume
+                raise CallCancelled
+            try:
+                self.parts.followers.check_room(self.caller.principal)
+            except Unavailable as error:
+                raise _cannot_continue(self, error) from None
+        await self._keep(state)
+        if self.stream.is_unheard:  # the request that resumes the call will ask
+            raise CallCancelled
+
+    async def _keep(self, state: CallState) -> None:
+        """Store the state of a completed round, for the requests that follow the call."""
+        state_bytes, question_methods = state.to_bytes(), state.asked
+        if (held := self.held) is not None:
+            await (
+                held.suspend(state_bytes, question_methods)
+                if question_methods
+                else held.release(state_bytes)
+            )
+            self.ref, self.held = held.ref, None
+            return
+        stream = self.stream
+        try:
+            self.ref = await self.parts.tasks.ask(self._new_task(), state_bytes, question_methods)
+            if stream.resumes:
+                event_id = stream.last_event_id = self.event_id()
+                stream.token = partial(_known, event_id)
+        except Unavailable as error:
+            if stream.last_event_id is not None:
+                raise
+            raise _cannot_continue(self, error) from None
+
+    async def _end(self, outcome: bytes, ending: Ending) -> None:
+        """End the task of the call, if it has one.
+
+        Raises:
+            LeaseLost: another process has ended it, and its end counts.
+        """
+        if self.held is not None:
+            with suppress(Unavailable):  # then only this request knows the outcome
+                try:
+                    await self.held.finish(_scoped(self.scopes, outcome), ending)
+                except QuotaExceeded:  # the call has run and must not run again
+                    short = kept_error(ToolError(_NOT_KEPT))
+                    await self.held.finish(_scoped(self.scopes, short), ending)
+
+    async def _failed(self, held: Holding, error: GatewayError) -> bool:
+        """End the task of a call because of an error; return whether the error counts. If the error
+        does not end a later round, release the round to another request."""
+        if isinstance(error, _NO_END) and not held.is_first:
+            await held.let_go()
+            return True
+        known = ToolError(_INTERRUPTED) if isinstance(error, _NO_END) else error
+        try:
+            await self._end(kept_error(known), Ending.ERROR)
+        except LeaseLost:
+            return False
+        return True
+
+    async def _cut_off(self, held: Holding) -> None:
+        with suppress(LeaseLost, TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                if held.is_first:
+                    await self._failed(held, ToolError(_INTERRUPTED))
+                else:
+                    await held.let_go()
+
+    async def _served(self, answers: Mapping[str, Any]) -> Reply:
+        """Serve one round. If the client of a tool call lacks a capability, return an error result
+        for its model."""
+        caller, ids = self.caller, self.correlation
+        inbound = self.inbound
+        if self.state is not None:
+            more = {"inputResponses": answers, "requestState": self.state.state}
+            inbound = replace(inbound, params={**inbound.params, **more})
+
+        async def page_done(key: str) -> None:
+            page = self.pages.pop(key, None)  # notify once, however often the handler is replayed
+            if page is not None and self.notify is not None:
+                await self.notify(notifications.ELICITATION_COMPLETE, {"elicitationId": page})
+
+        left_ms = caller.deadline.remaining_ms()
+        principal = caller.principal
+        if principal.scopes != self.scopes:
+            principal = dataclasses.replace(principal, scopes=self.scopes)
+        methods = self.parts.methods[caller.session.revision]
+        try:
+            with CancelWatch(self._look) as watch, correlated(ids):
+                context = RequestContext(
+                    inbound=inbound,
+                    meta=inbound.meta,
+                    principal=principal,
+                    notify=self.notify,
+                    deadline=methods.now.deadline(left_ms),
+                    watch=watch,
+                    span=self.span,
+                    correlation=ids,
+                    page_done=page_done,
+                    address=caller.address,
+                    is_counted=self.state is None,
+                )
+                with methods.use:
+                    answer = await methods.now.serve(context)
+        except MissingCapability as error:
+            if inbound.method != "tools/call":
+                raise
+            return tool_error(caller.revision, error)
+        assert not isinstance(answer, Stream), "no method of these revisions returns a stream"
+        return answer
+
+    async def _look(self) -> float:
+        """Renew the lease of a running call, or check for its cancellation; return the seconds
+        until the next look."""
+        held = self.held
+        if held is not None:
+            await held.beat()
+            return hidden.BEAT_S
+        caller, tasks = self.caller, self.parts.tasks
+        ref = tasks.ref(caller.principal, caller.session.id, self.request.id)
+        if await tasks.is_cancelled(ref):
+            raise CallCancelled
+        return LAST_LOOK_S
+
+    async def reported(self) -> str:
+        """Store a hidden task for a call that sends a notification in its first round; return the
+        id of the first event. Raise Unavailable if the call has no task: the client cancelled it, or
+        the caller has too many tasks."""
+        try:
+            self.held = await self.parts.tasks.report(self._new_task())
+        except (CallCancelled, ToolError) as error:  # the next look notices the cancellation
+            raise Unavailable(str(error)) from None
+        self.ref = self.held.ref
+        return self.event_id()
+
+    def event_id(self) -> str:
+        """Return the id of an event after which any process can continue a call with a task."""
+        assert self.ref is not None, "only a call with a task can be continued"
+        request, caller = self.request, self.caller
+        name = (target_name(request) or "")[:MAX_NAME]
+        call_id, until_ms = self.correlation.call_id, self.parts.tasks.until_ms
+        facts = [self.ref.id, call_id, request.id, request.method, name, until_ms]
+        token = self.parts.ids.seal_call(caller.session.id, facts, caller.principal)
+        return self.position.event_id(token)
+
+    def _new_task(self) -> NewCall:
         """Return the hidden task that the call becomes."""
         principal = self.caller.principal
         return NewCall(
@@ -226,289 +453,12 @@ class CancelWatch(TaskWatch):
             self.cancel()
 
 
-class Rounds:
-    """Runs the rounds of calls."""
-
-    def __init__(self, parts: OlderParts) -> None:
-        self._parts = parts
-
-    async def run(self, call: OlderCall, claimed: Claimed | None) -> Reply | None:
-        """Run rounds of a call until one ends with a result; return `None` if the task has to be
-        followed or left.
-
-        Raises:
-            CallCancelled: the client cancelled the call, or hung up and cannot resume it.
-            GatewayError: the call ended with this error.
-        """
-        try:
-            with call.stream.working:
-                return await self._rounds(call, claimed)
-        except (
-            LeaseLost
-        ):  # another request has the task, or it was cancelled; the task's record shows which
-            return None
-        except CallCancelled:
-            if call.held is not None:
-                with suppress(Unavailable):
-                    await self._parts.tasks.cancel(call.held.ref)
-            raise
-        except GatewayError as error:
-            if call.held is None or await self._failed(call.held, call, error):
-                raise
-            return None
-        except BaseException:  # cut off, perhaps because too many calls run without a client
-            if call.held is not None:
-                await self._cut_off(call.held, call)
-            raise
-        finally:
-            if call.held is not None:
-                call.ref, call.held = call.held.ref, None
-
-    async def _rounds(self, call: OlderCall, claimed: Claimed | None) -> Reply | None:
-        answers = {} if claimed is None else self._restore(call, claimed)
-        while True:
-            reply = await self._served(call, answers)
-            if reply.label != "input_required":
-                await self._end(call, kept_reply(reply), _ending_from_reply(reply))
-                return reply
-            requests, state = read_asked(reply.result)
-            call.pages |= {
-                key: self._parts.clock.new_id()
-                for key, request in requests.items()
-                if request.get("params", {}).get("mode") == "url"
-            }
-            call.state = CallState(state, requests, call.pages, self._parts.clock.new_id())
-            answers = {}
-            if requests:
-                await self._ask(call, call.state)
-                return None
-            # without questions, the next round gets a new request with its own time limit
-            call.leaves = (call.stream.can_tell and call.stream.resumes) or (
-                call.stream.is_finite and call.caller.is_nearly_over
-            )
-            if call.leaves:
-                await self._keep(call, call.state)
-                return None
-            if is_draining():  # the next round would have no time
-                raise Draining
-            if call.held is not None:
-                await self._parts.tasks.patiently(partial(call.held.beat, call.state.to_bytes()))
-
-    def _restore(self, call: OlderCall, claimed: Claimed) -> dict[str, Any]:
-        """Restore a claimed call; return the answers to its questions.
-
-        Raises:
-            ToolError: the call must not be run again, or the client could not answer.
-        """
-        if call.held is None or call.held.is_first:
-            raise ToolError(_INTERRUPTED)
-        if self._parts.tasks.has_died_often(claimed.record):
-            raise ToolError(
-                f"{claimed.record.deaths} processes that ran this call died; it is not run again"
-            )
-        params, call.scopes = _decode_call(claimed.call)
-        call.request = replace(call.request, params=params)
-        call.inbound = self.inbound(call.request, call.caller)
-        call.state = CallState.from_bytes(claimed.state)
-        call.pages = dict(call.state.pages)
-        return _read_answers(call.state, claimed.answers, call.caller.revision)
-
-    async def _ask(self, call: OlderCall, state: CallState) -> None:
-        """Store the questions of a round in the task of the call, before they are sent. Raise
-        CallCancelled if the client has hung up."""
-        _check_askable(call.request.method, call.stream)
-        if (
-            call.held is None and call.stream.is_unheard
-        ):  # its client has no event id with which to resume
-            raise CallCancelled
-        if call.held is None:
-            try:
-                self._parts.followers.check_room(call.caller.principal)
-            except Unavailable as error:
-                raise _cannot_continue(call, error) from None
-        await self._keep(call, state)
-        if call.stream.is_unheard:  # the request that resumes the call will ask
-            raise CallCancelled
-
-    async def _keep(self, call: OlderCall, state: CallState) -> None:
-        """Store the state of a completed round, for the requests that follow the call."""
-        state_bytes, question_methods = state.to_bytes(), state.asked
-        if (held := call.held) is not None:
-            await (
-                held.suspend(state_bytes, question_methods)
-                if question_methods
-                else held.release(state_bytes)
-            )
-            call.ref, call.held = held.ref, None
-            return
-        stream = call.stream
-        try:
-            call.ref = await self._parts.tasks.ask(call.new_task(), state_bytes, question_methods)
-            if stream.resumes:
-                event_id = stream.last_event_id = self.event_id(call)
-                stream.token = partial(_known, event_id)
-        except Unavailable as error:
-            if stream.last_event_id is not None:
-                raise
-            raise _cannot_continue(call, error) from None
-
-    async def _end(self, call: OlderCall, outcome: bytes, ending: Ending) -> None:
-        """End the task of the call, if it has one.
-
-        Raises:
-            LeaseLost: another process has ended it, and its end counts.
-        """
-        if call.held is not None:
-            with suppress(Unavailable):  # then only this request knows the outcome
-                try:
-                    await call.held.finish(_scoped(call.scopes, outcome), ending)
-                except QuotaExceeded:  # the call has run and must not run again
-                    short = kept_error(ToolError(_NOT_KEPT))
-                    await call.held.finish(_scoped(call.scopes, short), ending)
-
-    async def _failed(self, held: Holding, call: OlderCall, error: GatewayError) -> bool:
-        """End the task of a call because of an error; return whether the error counts. If the error
-        does not end a later round, release the round to another request."""
-        if isinstance(error, _NO_END) and not held.is_first:
-            await held.let_go()
-            return True
-        known = ToolError(_INTERRUPTED) if isinstance(error, _NO_END) else error
-        try:
-            await self._end(call, kept_error(known), Ending.ERROR)
-        except LeaseLost:
-            return False
-        return True
-
-    async def _cut_off(self, held: Holding, call: OlderCall) -> None:
-        with suppress(LeaseLost, TimeoutError):
-            async with asyncio.timeout(RELEASE_S):
-                if held.is_first:
-                    await self._failed(held, call, ToolError(_INTERRUPTED))
-                else:
-                    await held.let_go()
-
-    async def _served(self, call: OlderCall, answers: Mapping[str, Any]) -> Reply:
-        """Serve one round. If the client of a tool call lacks a capability, return an error result
-        for its model."""
-        caller, ids = call.caller, call.correlation
-        inbound = call.inbound
-        if call.state is not None:
-            more = {"inputResponses": answers, "requestState": call.state.state}
-            inbound = replace(inbound, params={**inbound.params, **more})
-
-        async def page_done(key: str) -> None:
-            page = call.pages.pop(key, None)  # notify once, however often the handler is replayed
-            if page is not None and call.notify is not None:
-                await call.notify(notifications.ELICITATION_COMPLETE, {"elicitationId": page})
-
-        left_ms = caller.deadline.remaining_ms()
-        principal = caller.principal
-        if principal.scopes != call.scopes:
-            principal = dataclasses.replace(principal, scopes=call.scopes)
-        methods = self._parts.methods[caller.session.revision]
-        try:
-            with CancelWatch(partial(self._look, call)) as watch, correlated(ids):
-                context = RequestContext(
-                    inbound=inbound,
-                    meta=inbound.meta,
-                    principal=principal,
-                    notify=call.notify,
-                    deadline=methods.now.deadline(left_ms),
-                    watch=watch,
-                    span=call.span,
-                    correlation=ids,
-                    page_done=page_done,
-                    address=caller.address,
-                    is_counted=call.state is None,
-                )
-                with methods.use:
-                    answer = await methods.now.serve(context)
-        except MissingCapability as error:
-            if inbound.method != "tools/call":
-                raise
-            return tool_error(caller.revision, error)
-        assert not isinstance(answer, Stream), "no method of these revisions returns a stream"
-        return answer
-
-    async def _look(self, call: OlderCall) -> float:
-        """Renew the lease of a running call, or check for its cancellation; return the seconds
-        until the next look."""
-        held = call.held
-        if held is not None:
-            await held.beat()
-            return hidden.BEAT_S
-        caller, tasks = call.caller, self._parts.tasks
-        ref = tasks.ref(caller.principal, caller.session.id, call.request.id)
-        if await tasks.is_cancelled(ref):
-            raise CallCancelled
-        return LAST_LOOK_S
-
-    async def reported(self, call: OlderCall) -> str:
-        """Store a hidden task for a call that sends a notification in its first round; return the
-        id of the first event. Raise Unavailable if the call has no task: the client cancelled it, or
-        the caller has too many tasks."""
-        try:
-            call.held = await self._parts.tasks.report(call.new_task())
-        except (CallCancelled, ToolError) as error:  # the next look notices the cancellation
-            raise Unavailable(str(error)) from None
-        call.ref = call.held.ref
-        return self.event_id(call)
-
-    def event_id(self, call: OlderCall) -> str:
-        """Return the id of an event after which any process can continue a call with a task."""
-        assert call.ref is not None, "only a call with a task can be continued"
-        request, caller = call.request, call.caller
-        name = (target_name(request) or "")[:MAX_NAME]
-        call_id, until_ms = call.correlation.call_id, self._parts.tasks.until_ms
-        facts = [call.ref.id, call_id, request.id, request.method, name, until_ms]
-        token = self._parts.ids.seal_call(caller.session.id, facts, caller.principal)
-        return call.position.event_id(token)
-
-    async def reopened(self, event_id: str, caller: SessionCaller) -> OpenCall:
-        """Return the call to which an event belongs.
-
-        Raises:
-            InvalidRequest: the id does not belong to this session, or has expired.
-            Unavailable: the task cannot be read now.
-        """
-        refused = InvalidRequest("Last-Event-ID is unknown in this session, or too old; call again")
-        facts, position = self._opened(event_id, caller)
-        if facts is None or position is None:
-            raise refused
-        task_id, call_id, request_id, method, name, _ = facts
-        ref = self._parts.tasks.ref_of(caller.principal, task_id)
-        record, work = await self._parts.tasks.whole(ref)
-        if record is None or record.call_id != call_id:
-            raise refused
-        if work is None:
-            params = {"uri" if method == "resources/read" else "name": name}
-            return OpenCall(ref, Request(request_id, method, params), position)
-        params, scopes = _decode_call(work.call)
-        return OpenCall(ref, Request(request_id, method, params), position, scopes)
-
-    def until_ms(self, event_id: str, caller: SessionCaller) -> int:
-        """Return the end of the wait for answers after an event, in milliseconds since the epoch; 0
-        if the id does not belong to this session. Does not read the store."""
-        facts, _ = self._opened(event_id, caller)
-        return 0 if facts is None else int(facts[-1])
-
-    def _opened(
-        self, event_id: str, caller: SessionCaller
-    ) -> tuple[list[Any] | None, AskedSoFar | None]:
-        token, *rest = event_id.rsplit(".", 2)
-        facts = self._parts.ids.open_call(token, caller.session.id, caller.principal)
-        if not isinstance(facts, list) or len(facts) != 6:
-            return None, None
-        mark, number = rest
-        is_number = number.isascii() and number.isdigit() and len(number) <= 4
-        return facts, AskedSoFar(mark, int(number)) if is_number else None
-
-    def inbound(self, request: Request, caller: SessionCaller) -> Inbound:
-        """Validate a request of a session; raise MethodNotFound or InvalidParams."""
-        session = caller.session
-        declared = ClientCapabilities(session.capabilities)
-        features = self._parts.methods[session.revision].features
-        return make_inbound(request, caller.revision, declared, session.client_info, features)
+def validated(parts: OlderParts, request: Request, caller: SessionCaller) -> Inbound:
+    """Validate a request of a session; raise MethodNotFound or InvalidParams."""
+    session = caller.session
+    declared = ClientCapabilities(session.capabilities)
+    features = parts.methods[session.revision].features
+    return make_inbound(request, caller.revision, declared, session.client_info, features)
 
 
 def target_name(request: Request) -> str | None:
@@ -575,7 +525,7 @@ def _call_bytes(request: Request, scopes: frozenset[str]) -> bytes:
     return json.encode([request.params, sorted(scopes)])
 
 
-def _decode_call(data: bytes) -> tuple[dict[str, Any], frozenset[str]]:
+def decode_call(data: bytes) -> tuple[dict[str, Any], frozenset[str]]:
     """Decode the params and scopes of the request that a task stores."""
     params, scopes = json.decode(data)
     return params, frozenset(scopes)

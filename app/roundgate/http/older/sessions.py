@@ -17,7 +17,7 @@ read the row itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 from zlib import crc32
@@ -275,7 +275,7 @@ class _Bucket:
 
 _DONE = b"{}"
 OWN: Final = frozenset({"ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
-"""The methods that `OwnRequests` may answer."""
+"""The methods that `own_result` may answer."""
 
 
 class _SetLevelParams(Params):
@@ -286,44 +286,36 @@ class _SubscribeParams(Params):
     uri: Uri
 
 
-class OwnRequests:
-    """Answers requests about a session itself.
+async def own_result(
+    request: Request,
+    caller: SessionCaller,
+    methods: CurrentMethods,
+    sessions: Sessions,
+) -> bytes | None:
+    """Return the result of a request about the session itself, or `None` for any other request.
 
-    Args:
-        methods: the methods of each revision, by version.
-        sessions: the changes that sessions have made.
+    Raises:
+        InvalidParams: the level is unknown, or the session has too many subscriptions.
+        ResourceNotFound: the named view has no such resource, or the caller may not read it.
+        SessionNotFound, Unavailable: see `Sessions.state`.
     """
-
-    def __init__(self, methods: Mapping[str, CurrentMethods], sessions: Sessions) -> None:
-        self._methods = methods
-        self._sessions = sessions
-
-    async def result(self, request: Request, caller: SessionCaller) -> bytes | None:
-        """Return the result of a request about the session itself, or `None` for any other request.
-
-        Raises:
-            InvalidParams: the level is unknown, or the session has too many subscriptions.
-            ResourceNotFound: the named view has no such resource, or the caller may not read it.
-            SessionNotFound, Unavailable: see `Sessions.state`.
-        """
-        methods = self._methods[caller.session.revision]
-        match request.method:
-            case "ping":
-                return _DONE
-            case "logging/setLevel":
-                level = validate(_SetLevelParams, request.params).level
-                if level not in LOG_LEVELS:
-                    raise InvalidParams(f"params.level must be one of {', '.join(LOG_LEVELS)}")
-                await self._sessions.set_level(caller.session, caller.principal, level)
-                return _DONE
-            case "resources/subscribe" if {"resources", "subscriptions"} <= methods.features:
-                uri = validate(_SubscribeParams, request.params).uri
-                if not methods.now.may_subscribe(uri, caller.principal):
-                    raise ResourceNotFound(uri)
-                await self._sessions.subscribe(caller.session, caller.principal, uri)
-                return _DONE
-            case "resources/unsubscribe" if {"resources", "subscriptions"} <= methods.features:
-                uri = validate(_SubscribeParams, request.params).uri
-                await self._sessions.unsubscribe(caller.session, caller.principal, uri)
-                return _DONE
-        return None
+    match request.method:
+        case "ping":
+            return _DONE
+        case "logging/setLevel":
+            level = validate(_SetLevelParams, request.params).level
+            if level not in LOG_LEVELS:
+                raise InvalidParams(f"params.level must be one of {', '.join(LOG_LEVELS)}")
+            await sessions.set_level(caller.session, caller.principal, level)
+            return _DONE
+        case "resources/subscribe" if {"resources", "subscriptions"} <= methods.features:
+            uri = validate(_SubscribeParams, request.params).uri
+            if not methods.now.may_subscribe(uri, caller.principal):
+                raise ResourceNotFound(uri)
+            await sessions.subscribe(caller.session, caller.principal, uri)
+            return _DONE
+        case "resources/unsubscribe" if {"resources", "subscriptions"} <= methods.features:
+            uri = validate(_SubscribeParams, request.params).uri
+            await sessions.unsubscribe(caller.session, caller.principal, uri)
+            return _DONE
+    return None

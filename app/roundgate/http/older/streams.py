@@ -19,6 +19,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
@@ -63,13 +64,11 @@ Token: TypeAlias = Callable[[], Awaitable[str]]
 
 class UnheardWatch(DisconnectWatch):
     """A context manager that cancels the current task when the client hangs up, except inside `with
-    watch.working:`.
+    watch.working():`.
 
-    Args:
-        receive, responder, keep_alive_s: as for `DisconnectWatch`.
-        room: a function whose context counts calls that run without their client, and raises
-            `Unavailable` if there are too many. The call is then cancelled, because without its
-            connection nothing else limits it.
+    The context of `room` counts calls that run without their client, and raises `Unavailable` if
+    there are too many. The call is then cancelled, because without its connection nothing else
+    limits it.
     """
 
     def __init__(
@@ -80,24 +79,29 @@ class UnheardWatch(DisconnectWatch):
         room: Callable[[], AbstractContextManager[None]],
     ) -> None:
         super().__init__(receive, responder, keep_alive_s)
-        self.working = Working()
         self._room = room
         self._place: AbstractContextManager[None] | None = None
+        self._working = 0
 
     def hang_up(self) -> None:
         """Cancel the block of a client that has hung up or does not read; let counted work in it
         finish."""
         self.disconnected = True
-        if self.working.count and self._has_place():
-            self.working.rested = self._rested
-        else:
+        if not (self._working and self._has_place()):
             self.cancel()
 
-    def _rested(self) -> None:
-        """Cancel the watched task after work in another task has ended, because the watched task
-        only waits."""
-        if asyncio.current_task() is not self._watched:
-            self.cancel()
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Let the work in the block finish, even if the client hangs up. Several tasks may enter the
+        block at once. After the last one, cancel the watched task if it only waits."""
+        self._working += 1
+        try:
+            yield
+        finally:
+            self._working -= 1
+            is_last = self._place is not None and not self._working
+            if is_last and asyncio.current_task() is not self._watched:
+                self.cancel()
 
     def _has_place(self) -> bool:
         if self._place is None:
@@ -120,59 +124,26 @@ class UnheardWatch(DisconnectWatch):
         return super().__exit__(kind, error, trace)
 
 
-class Working:
-    """A block whose work continues when the client hangs up. Several tasks may enter it at once."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.rested: Callable[[], None] | None = None
-        """A function that is called when the last block ends. It is set only after the client has
-        hung up, because a reference to the watch in every request would be a cycle for the garbage
-        collector."""
-
-    def __enter__(self) -> None:
-        self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.count -= 1
-        if not self.count and self.rested is not None:
-            self.rested()
-
-
+@dataclass(eq=False)
 class RequestStream:
-    """The stream of one request. Several handlers may write at once.
+    """The stream of one request. Several handlers may write at once."""
 
-    Args:
-        responder: the writer of the response.
-        watch: the watch for a client that hangs up.
-        can_tell: whether the client accepts a stream.
-        holds: whether the platform can keep a stream open while a user thinks.
-        resumes: whether the client resumes a stream that ended.
-        last_event_id: the id with which the client has just resumed; `None` for a new request.
-    """
+    responder: Responder
+    watch: UnheardWatch
+    """The watch for a client that hangs up."""
+    can_tell: bool
+    """Whether the client accepts a stream."""
+    holds: bool
+    """Whether the platform can keep a stream open while a user thinks."""
+    resumes: bool
+    """Whether the client resumes a stream that ended."""
+    last_event_id: str | None = None
+    """The id of the last event that the client has; first the id with which it has just resumed."""
+    token: Token | None = None
+    """The maker of the first event's id, if the stream can be resumed before any question."""
 
-    def __init__(
-        self,
-        responder: Responder,
-        watch: UnheardWatch,
-        *,
-        can_tell: bool,
-        holds: bool,
-        resumes: bool,
-        last_event_id: str | None = None,
-    ) -> None:
-        self.responder = responder
-        self.working = watch.working
-        """A context manager for work that continues when the client hangs up."""
-        self._watch = watch
-        self.is_resumed = last_event_id is not None
-        self.can_tell = can_tell
-        self.holds = holds
-        self.resumes = resumes
-        self.token: Token | None = None
-        """The maker of the first event's id, if the stream can be resumed before any question."""
-        self.last_event_id = last_event_id
-        """The id of the last event that the client has."""
+    def __post_init__(self) -> None:
+        self.is_resumed = self.last_event_id is not None
 
     @property
     def is_finite(self) -> bool:
@@ -188,7 +159,7 @@ class RequestStream:
     @property
     def is_unheard(self) -> bool:
         """Return whether the client has hung up."""
-        return self._watch.disconnected
+        return self.watch.disconnected
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response has been sent."""
@@ -199,12 +170,7 @@ class RequestStream:
                 self.responder.watch.hang_up()
 
     async def message(self, message: bytes, event_id: str | None = None) -> None:
-        """Send one message.
-
-        Args:
-            message: the message as JSON.
-            event_id: the id with which any replica can continue; `None` if no replica can continue
-                after this message.
+        """Send one message, with the id with which any replica can continue after it, if any can.
 
         Raises:
             ClientDisconnect: the client does not read.
@@ -247,30 +213,21 @@ class RequestStream:
         return sse.event_with_id(b"", self.last_event_id, RETRY_MS)
 
 
+@dataclass(eq=False)
 class Followers:
     """The requests of this process that wait for a change of a hidden task, or run without their
-    client.
+    client."""
 
-    Args:
-        looks: a function that returns the pauses between reads of a task (`HiddenTasks.looks`).
-        max_open: the limit on such requests at once.
-        max_per_caller: the limit on such requests of one caller.
-    """
-
-    def __init__(
-        self,
-        looks: Callable[[TaskRef], AbstractContextManager[Looks]],
-        *,
-        max_open: int,
-        max_per_caller: int,
-    ) -> None:
-        self._looks = looks
-        self._max_open = max_open
-        self._max_per_caller = max_per_caller
-        self._waiting: set[asyncio.Event] = set()
-        self._of_caller: Counter[tuple[str, str, str]] = Counter()
-        self.is_closing = False
-        """Whether the server is shutting down."""
+    looks: Callable[[TaskRef], AbstractContextManager[Looks]]
+    """Returns the pauses between reads of a task (`HiddenTasks.looks`)."""
+    max_open: int
+    """The limit on such requests at once."""
+    max_per_caller: int
+    """The limit on such requests of one caller."""
+    is_closing: bool = False
+    """Whether the server is shutting down."""
+    _waiting: set[asyncio.Event] = field(default_factory=set)
+    _of_caller: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     @property
     def open(self) -> int:
@@ -285,7 +242,7 @@ class Followers:
 
     def check_room(self, owner: Principal) -> None:
         """Raise Unavailable unless another request of the caller may wait."""
-        if self.open >= self._max_open or self._of_caller[owner.identity] >= self._max_per_caller:
+        if self.open >= self.max_open or self._of_caller[owner.identity] >= self.max_per_caller:
             raise Unavailable(
                 "Too many calls wait for answers (http.max_streams, http.max_streams_per_caller);"
                 " answer their questions, or cancel them, first"
@@ -307,7 +264,7 @@ class Followers:
     def following(self, ref: TaskRef, owner: Principal) -> Iterator[Looks]:
         """Count a request within the block, and yield the pauses between its reads of the task. Raise
         Unavailable as `room` does."""
-        with self.room(owner), self._looks(ref) as looks:
+        with self.room(owner), self.looks(ref) as looks:
             self._waiting.add(looks.news)
             try:
                 yield looks
@@ -315,14 +272,14 @@ class Followers:
                 self._waiting.discard(looks.news)
 
 
+@dataclass(eq=False)
 class Notices:
     """Sends notifications. The session's log level is read before the first log message."""
 
-    def __init__(self, stream: RequestStream, sessions: Sessions, caller: SessionCaller) -> None:
-        self._stream = stream
-        self._sessions = sessions
-        self._caller = caller
-        self._least: int | None = None
+    stream: RequestStream
+    sessions: Sessions
+    caller: SessionCaller
+    _least: int | None = None
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless it is a log message below the session's level."""
@@ -331,12 +288,12 @@ class Notices:
             and LOG_LEVELS.index(params["level"]) < await self._level()
         ):
             return
-        await self._stream.notify(method, params)
+        await self.stream.notify(method, params)
 
     async def _level(self) -> int:
         if self._least is None:
             try:
-                state = await self._sessions.state(self._caller.session, self._caller.principal)
+                state = await self.sessions.state(self.caller.session, self.caller.principal)
             except Unavailable:
                 return len(LOG_LEVELS)  # drop log messages rather than fail the call
             self._least = LOG_LEVELS.index(state.level)
@@ -378,12 +335,8 @@ class ChangeStreams:
     async def tell(
         self, caller: SessionCaller, responder: Responder, features: frozenset[str]
     ) -> None:
-        """Send changes until the client hangs up, its session ends, or its token expires.
-
-        Args:
-            caller: the caller, with its session.
-            responder: the writer of the stream.
-            features: the features that are served.
+        """Send changes of the served features until the client hangs up, its session ends, or its
+        token expires.
 
         Raises:
             Unavailable: there are too many streams, or the store cannot be reached.
