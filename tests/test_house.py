@@ -35,7 +35,7 @@ HOUSE = {
     "files of a call": 22,
     "files of a call with ctx": 26,
     "files of a retry": 35,
-    "files of a task": 62,
+    "files of a task": 61,
     "modules of a served gateway": 138,
     "gateway modules that other packages use": 93,
     "layers": 17,

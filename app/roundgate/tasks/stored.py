@@ -21,8 +21,10 @@ An outcome of up to `ROW` bytes always fits, because the account counts that spa
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -150,43 +152,31 @@ class Glimpse(Struct, frozen=True):
         return self.created_ms == other.created_ms and self.revision < other.revision
 
 
+@dataclass(eq=False)
 class StoredTasks:
     """The tasks in a store.
 
     The other parts of a process reach the store through this class alone, so some methods only
     forward a call. Tests count, delay and interrupt all store calls of a process at this class.
-
-    Args:
-        store: the store.
-        queue: takes messages; without a queue, the sweep of another process sends them.
-        metrics: counts tasks that are created, claimed and ended.
-        accounts: the accounts of owners; `None` for an operator's commands, whose writes do not
-            count.
-        trail: the audit log, which records the beginning, the questions and the end of tasks.
     """
 
-    def __init__(
-        self,
-        store: TaskStore,
-        queue: TaskQueue | None = None,
-        metrics: Metrics | None = None,
-        accounts: Accounts | None = None,
-        trail: Trail | None = None,
-    ) -> None:
-        self.trail = trail
-        self.store = store
-        self._queue = queue
-        self._metrics = metrics or Metrics()
-        self._accounts = accounts
-        self._listening: dict[TaskRef, list[Callable[[], None]]] = {}
+    store: TaskStore
+    queue: TaskQueue | None = None
+    """Takes messages; without a queue, the sweep of another process sends them."""
+    metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    accounts: Accounts | None = None
+    """The accounts of owners; `None` for an operator's commands, whose writes do not count."""
+    trail: Trail | None = None
+    """The audit log, which records the beginning, the questions and the end of tasks."""
+    _listening: dict[TaskRef, list[Callable[[], None]]] = dataclasses.field(default_factory=dict)
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
         """Send the message that makes a worker claim a task, after a delay in milliseconds. If the
         queue cannot be reached, a sweep finds the task."""
-        if self._queue is None or ref.is_hidden:  # no worker runs a hidden task
+        if self.queue is None or ref.is_hidden:  # no worker runs a hidden task
             return
         try:
-            await self._queue.send(ref, delay_ms)
+            await self.queue.send(ref, delay_ms)
         except Unavailable as error:
             fields = {"task": str(ref), "error": str(error)}
             log.warning(
@@ -214,14 +204,14 @@ class StoredTasks:
     async def _reserve(self, record: TaskRecord, size: int, expires_ms: int) -> Reserved | None:
         """Count bytes for the owner of a task, until its store forgets it. Return `None` if
         there is nothing to count."""
-        if self._accounts is None or size <= 0:
+        if self.accounts is None or size <= 0:
             return None
         keep_ms = KEEP_MS if record.ref.is_hidden else FORGET_AFTER_MS
-        return await self._accounts.reserve(record.ref.owner, size, expires_ms + keep_ms)
+        return await self.accounts.reserve(record.ref.owner, size, expires_ms + keep_ms)
 
     def _give_back(self, reserved: Reserved | None) -> None:
-        if self._accounts is not None and reserved is not None:
-            self._accounts.give_back(reserved)
+        if self.accounts is not None and reserved is not None:
+            self.accounts.give_back(reserved)
 
     async def _swap(
         self, change: RecordChange, state_bytes: int = 0, work_bytes: int = 0
@@ -238,10 +228,10 @@ class StoredTasks:
             self._give_back(reserved)
         elif change.after.revision != change.before.revision:
             if swapped.status is not change.before.status:
-                self._metrics.entered(swapped.tool, swapped.status)
+                self.metrics.entered(swapped.tool, swapped.status)
             if change.before.is_open and swapped.ending is not None:
                 took_ms = swapped.updated_ms - swapped.created_ms
-                self._metrics.ended(swapped.tool, swapped.ending, took_ms)
+                self.metrics.ended(swapped.tool, swapped.ending, took_ms)
                 self._record("task_ended", swapped)
             self._tell(swapped.ref)
         return swapped
@@ -288,8 +278,8 @@ class StoredTasks:
             for decision in decisions
             if isinstance(decision, Next) and decision.message_ms is not None
         ]
-        if refs and self._queue is not None:
-            await self._queue.send_many(refs)
+        if refs and self.queue is not None:
+            await self.queue.send_many(refs)
 
     async def _write(self, record: TaskRecord | None, event: Event, now_ms: int) -> Decision:
         """Apply an event and return the decision. If it is a `Next`, the change has been
@@ -321,10 +311,10 @@ class StoredTasks:
             self._give_back(reserved)
             return False
         if record.is_open or not record.ref.is_hidden:  # a hidden task that has ended never ran
-            self._metrics.created(task.tool)
-            self._metrics.entered(task.tool, record.status)
+            self.metrics.created(task.tool)
+            self.metrics.entered(task.tool, record.status)
             if record.ending is not None:
-                self._metrics.ended(task.tool, record.ending, 0)
+                self.metrics.ended(task.tool, record.ending, 0)
         self._record("task_created", record)
         self._tell(record.ref)
         if created.message_ms is not None:
@@ -380,7 +370,7 @@ class StoredTasks:
             if isinstance(swapped, TaskRecord):
                 break
         assert work is not None, "a task that can be claimed keeps its work"
-        self._metrics.claimed(swapped.tool)
+        self.metrics.claimed(swapped.tool)
         journal = work.journal
         if isinstance(event, ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)

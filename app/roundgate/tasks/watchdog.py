@@ -29,6 +29,7 @@ import threading
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -65,41 +66,31 @@ class Exit(Protocol):
     def __call__(self, status: int, /) -> Any: ...
 
 
+@dataclass(eq=False)
 class Watchdog:
-    """Watches one event loop, between `start` and `stop`.
+    """Watches one event loop, between `start` and `stop`."""
 
-    `limit_s` is the time in seconds for which the loop may be blocked, `bound_s` the time limit for
-    releasing the leases.
-    """
+    limit_s: float
+    """The time in seconds for which the loop may be blocked."""
+    held: Callable[[], Sequence[Held]]
+    """Returns the leased tasks."""
+    let_go: LetGo
+    bound_s: float
+    """The time limit for releasing the leases, in seconds."""
+    end: Exit = os._exit
+    _beaten: bool = True
+    _over: threading.Event = field(default_factory=threading.Event)
 
-    def __init__(
-        self,
-        limit_s: float,
-        held: Callable[[], Sequence[Held]],
-        let_go: LetGo,
-        *,
-        bound_s: float,
-        end: Exit = os._exit,
-    ) -> None:
-        self._limit_s = limit_s
-        self._tick_s = min(LONGEST_TICK_S, limit_s / TICKS)
-        self._held = held
-        self._let_go = let_go
-        self._bound_s = bound_s
-        self._end = end
-        self._beaten = True
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+    def __post_init__(self) -> None:
+        self._tick_s = min(LONGEST_TICK_S, self.limit_s / TICKS)
 
     def start(self) -> None:
         """Start watching the running event loop of the calling thread."""
         global _allowed_s
-        _allowed_s = 2 * self._limit_s + self._bound_s
+        _allowed_s = 2 * self.limit_s + self.bound_s
         loop, watched = asyncio.get_running_loop(), threading.get_ident()
-        self._thread = threading.Thread(
-            target=self._watch, args=(loop, watched), name="watchdog", daemon=True
-        )
-        self._thread.start()
+        args = loop, watched
+        threading.Thread(target=self._watch, args=args, name="watchdog", daemon=True).start()
 
     def stop(self) -> None:
         """Stop watching."""
@@ -111,7 +102,7 @@ class Watchdog:
     def _watch(self, loop: asyncio.AbstractEventLoop, watched: int) -> None:
         stood_s = 0.0
         while not self._over.wait(self._tick_s):
-            held = self._held()
+            held = self.held()
             _count_processor_time(_allowed_s if held else 0)
             if not self._beaten:
                 stood_s += self._tick_s
@@ -119,7 +110,7 @@ class Watchdog:
                 stood_s = 0.0
             else:
                 break
-            if held and stood_s >= self._limit_s:
+            if held and stood_s >= self.limit_s:
                 self._end_process(loop, watched, held)
                 break
 
@@ -140,20 +131,20 @@ class Watchdog:
     ) -> None:
         """Release the leases, log, and end the process within `bound_s`, even if the blocked thread
         holds locks."""
-        last = threading.Timer(self._bound_s, self._end, (EXIT_STATUS,))
+        last = threading.Timer(self.bound_s, self.end, (EXIT_STATUS,))
         last.daemon = True
         last.start()
         frame = sys._current_frames().get(watched)
         guilty = _who_is_running(loop, held)
         try:
-            asyncio.run(self._let_go(held, guilty))
+            asyncio.run(self.let_go(held, guilty))
         except Exception as error:  # the leases expire by themselves
             log.error("cannot release leases", exc_info=error)
         log.error(
             "the event loop is blocked, ending the process",
             extra={"fields": self._facts(frame, guilty, held)},
         )
-        self._end(EXIT_STATUS)
+        self.end(EXIT_STATUS)
 
     def _facts(
         self, frame: FrameType | None, guilty: Held | None, held: Sequence[Held]
@@ -164,7 +155,7 @@ class Watchdog:
         facts = {} if guilty is None else guilty.facts()
         return {
             **facts,
-            "seconds": round(self._limit_s, 3),
+            "seconds": round(self.limit_s, 3),
             "leases": len(held),
             "stands_at": where[-FRAMES:],
         }

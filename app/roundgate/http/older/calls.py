@@ -175,7 +175,8 @@ class SessionCalls:
             )
         ref = self._parts.tasks.ref_of(caller.principal, question_facts.task)
         ends = response.result is None
-        await self._parts.tasks.answer(ref, question_facts.name, _answer_bytes(response), ends=ends)
+        answer = {"error": response.error} if ends else {"result": response.result}
+        await self._parts.tasks.answer(ref, question_facts.name, json.encode(answer), ends=ends)
 
     async def cancel(self, request_id: RequestId, caller: SessionCaller) -> None:
         """Cancel a call of the session, wherever it runs.
@@ -553,12 +554,6 @@ def _question(
     params = request_params(caller.revision, request["method"], request.get("params", {}), page)
     message = {"jsonrpc": "2.0", "id": question_id, "method": request["method"]}
     return json.encode({**message, "params": params} if params else message)
-
-
-def _answer_bytes(response: Response) -> bytes:
-    """Encode a client's response for its task."""
-    is_error = response.result is None
-    return json.encode({"error": response.error} if is_error else {"result": response.result})
 
 
 def _check_scopes(scopes: frozenset[str], caller: SessionCaller, name: str | None) -> None:

@@ -214,7 +214,8 @@ class OlderCall(Struct):
         while True:
             reply = await self._served(answers)
             if reply.label != "input_required":
-                await self._end(kept_reply(reply), _ending_from_reply(reply))
+                ending = Ending.TOOL_ERROR if reply.label == "tool_error" else Ending.OK
+                await self._end(kept_reply(reply), ending)
                 return reply
             requests, state = read_asked(reply.result)
             self.pages |= {
@@ -288,8 +289,8 @@ class OlderCall(Struct):
         try:
             self.ref = await self.parts.tasks.ask(self._new_task(), state_bytes, question_methods)
             if stream.resumes:
-                event_id = stream.last_event_id = self.event_id()
-                stream.token = partial(_known, event_id)
+                stream.last_event_id = self.event_id()
+                stream.token = self._last_event_id
         except Unavailable as error:
             if stream.last_event_id is not None:
                 raise
@@ -397,6 +398,9 @@ class OlderCall(Struct):
         self.ref = self.held.ref
         return self.event_id()
 
+    async def _last_event_id(self) -> str:
+        return str(self.stream.last_event_id)
+
     def event_id(self) -> str:
         """Return the id of an event after which any process can continue a call with a task."""
         assert self.ref is not None, "only a call with a task can be continued"
@@ -415,7 +419,7 @@ class OlderCall(Struct):
             self.request.id,
             principal,
             target_name(self.request) or self.request.method,
-            _call_bytes(self.request, principal.scopes),
+            json.encode([self.request.params, sorted(principal.scopes)]),
             self.correlation.call_id,
         )
 
@@ -483,14 +487,6 @@ def _scoped(scopes: frozenset[str], outcome: bytes) -> bytes:
     return b"%b\n%b" % (json.encode(sorted(scopes)), outcome)
 
 
-def _ending_from_reply(reply: Reply) -> Ending:
-    return Ending.TOOL_ERROR if reply.label == "tool_error" else Ending.OK
-
-
-async def _known(event_id: str) -> str:
-    return event_id
-
-
 def _check_askable(method: str, stream: RequestStream) -> None:
     """Raise ToolError if the client cannot be asked on this stream."""
     if not stream.can_tell or (stream.is_finite and method != "tools/call"):
@@ -518,11 +514,6 @@ def _read_answers(
         params = request.get("params", {})
         answers[key] = answer_from_result(revision, request["method"], params, answer["result"])
     return answers
-
-
-def _call_bytes(request: Request, scopes: frozenset[str]) -> bytes:
-    """Encode a request for its task."""
-    return json.encode([request.params, sorted(scopes)])
 
 
 def decode_call(data: bytes) -> tuple[dict[str, Any], frozenset[str]]:

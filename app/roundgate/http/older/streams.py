@@ -326,11 +326,10 @@ class OlderParts(Struct, frozen=True):
     """The name of the view; empty for the endpoint of all tools."""
 
 
-class ChangeStreams:
+class ChangeStreams(Struct, frozen=True):
     """Sends changes to sessions."""
 
-    def __init__(self, parts: OlderParts) -> None:
-        self._parts = parts
+    parts: OlderParts
 
     async def tell(
         self, caller: SessionCaller, responder: Responder, features: frozenset[str]
@@ -343,10 +342,10 @@ class ChangeStreams:
             SessionNotFound: the session has been ended.
             ClientDisconnect: the client does not read.
         """
-        hub = self._parts.changes.hub
-        await self._parts.changes.ready()
-        subscription = hub.subscribe(0, caller.principal, _LISTS, features, view=self._parts.view)
-        self._parts.changes.follow(subscription)
+        hub = self.parts.changes.hub
+        await self.parts.changes.ready()
+        subscription = hub.subscribe(0, caller.principal, _LISTS, features, view=self.parts.view)
+        self.parts.changes.follow(subscription)
         subscription.learns = True
         try:
             await self._look(subscription, caller)
@@ -359,15 +358,15 @@ class ChangeStreams:
     async def _tell(
         self, subscription: OpenSubscription, caller: SessionCaller, responder: Responder
     ) -> None:
-        every_s = min(LOOK_S, self._parts.keep_alive_s)
-        told_ms = looked_ms = self._parts.clock.monotonic_ms()
+        every_s = min(LOOK_S, self.parts.keep_alive_s)
+        told_ms = looked_ms = self.parts.clock.monotonic_ms()
         async with aclosing(subscription.changes(every_s)) as changes:
             async for change in changes:
-                now_ms = self._parts.clock.monotonic_ms()
+                now_ms = self.parts.clock.monotonic_ms()
                 if change is not None:
                     await responder.event(_message(*change[0]))
                     told_ms = now_ms
-                elif now_ms - told_ms >= self._parts.keep_alive_s * 1000:
+                elif now_ms - told_ms >= self.parts.keep_alive_s * 1000:
                     await responder.event(None)
                     told_ms = now_ms
                 # also while changes arrive without a pause
@@ -378,15 +377,15 @@ class ChangeStreams:
                         return
 
     async def _look(self, subscription: OpenSubscription, caller: SessionCaller) -> None:
-        state = await self._parts.sessions.state(caller.session, caller.principal)
+        state = await self.parts.sessions.state(caller.session, caller.principal)
         lists = {topic for topic in subscription.topics if topic[1] is None}
-        methods = self._parts.methods[caller.session.revision].now
+        methods = self.parts.methods[caller.session.revision].now
         may_learn = [uri for uri in state.uris if methods.may_learn(uri, caller.principal)]
         uris = {(RESOURCE_UPDATED, uri) for uri in may_learn}
         subscription.listen_to(frozenset(lists | uris))
 
     def _is_over(self, caller: SessionCaller) -> bool:
-        now_ms, until_s = self._parts.clock.now_ms(), caller.principal.expires_at_s
+        now_ms, until_s = self.parts.clock.now_ms(), caller.principal.expires_at_s
         return now_ms > caller.session.expires_ms or (
             until_s is not None and now_ms > until_s * 1000
         )
