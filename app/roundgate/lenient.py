@@ -53,6 +53,7 @@ _MARKS: Final = (
     (BOM_UTF16_LE, "utf-16"),
     (BOM_UTF16_BE, "utf-16"),
 )
+_ANY_MARK: Final = tuple(mark for mark, _ in _MARKS)
 _HALF: Final = re.compile("[\ud800-\udfff]")
 """Half a surrogate pair. `json.loads` has joined the two halves of each pair."""
 
@@ -147,9 +148,9 @@ def text(body: bytes, content_type: str) -> str | None:
 def in_utf8(body: bytes, content_type: str) -> bytes:
     """Return JSON in UTF-8, without a byte order mark. A body that is not UTF-8, as JSON has to be
     (RFC 8259 section 8.1), is decoded by its mark or by the charset of its header."""
-    for mark, name in _MARKS:
-        if body.startswith(mark):
-            return body.decode(name, "replace").encode()
+    if body.startswith(_ANY_MARK):
+        name = next(name for mark, name in _MARKS if body.startswith(mark))
+        return body.decode(name, "replace").encode()
     name = _charset(content_type)
     if name and not _may_be_utf8(body):
         try:
@@ -161,8 +162,9 @@ def in_utf8(body: bytes, content_type: str) -> bytes:
 
 def _charset(content_type: str) -> str:
     """Return the charset of a header, or an empty string if it names none, or an unknown one."""
-    match = _CHARSET.search(content_type)
-    name = match[1].lower() if match else ""
+    if (match := _CHARSET.search(content_type)) is None:
+        return ""
+    name = match[1].lower()
     return name if re.sub(r"[^a-z0-9]", "", name) in _CHARSETS else ""
 
 
@@ -219,7 +221,7 @@ class Unpacker:
         self._raw_bytes += len(piece)
         if self._raw_bytes > self._limit + 1024:  # compression can add a few bytes
             raise AnswerTooLarge
-        for part in self.unpacked(piece):
+        for part in (piece,) if self._inflate is None else self.unpacked(piece):
             self._body += part
             if len(self._body) > self._limit:
                 raise AnswerTooLarge

@@ -46,10 +46,11 @@ from roundgate.client.messages import (
     result_of,
 )
 from roundgate.client.sender import Headers, Redact, Sender, reason_of
-from roundgate.client.transport import HttpResponse, IdleLimit, Limits, Transport, Url
+from roundgate.client.transport import HttpResponse, Limits, Transport, Url
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, HttpRefused, TimedOut
 from roundgate.json import encode
+from roundgate.net.request import IdleLimit
 from roundgate.observability import outgoing
 
 T = TypeVar("T")

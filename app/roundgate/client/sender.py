@@ -17,13 +17,13 @@ from roundgate.client.auth import Auth, AuthRefusal, challenge_parameters
 from roundgate.client.transport import (
     HttpRequest,
     HttpResponse,
-    IdleLimit,
     Transport,
     Url,
     read_media_type,
     unpacked_chunks,
 )
 from roundgate.errors import AuthorizationFailed, ClientError, HttpRefused, ParseError, Remedy
+from roundgate.net.request import IdleLimit
 
 Headers = Sequence[tuple[str, str]]
 Redact: TypeAlias = Callable[[bytes], bytes]

@@ -17,8 +17,9 @@ import logging
 import os
 import signal
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -39,10 +40,11 @@ from roundgate.client.messages import (
     unreadable_response,
 )
 from roundgate.client.sender import Redact
-from roundgate.client.transport import IdleLimit, Limits
+from roundgate.client.transport import Limits
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
 from roundgate.json import encode
+from roundgate.net.request import IdleLimit
 from roundgate.observability.outgoing import Peer, client_span
 
 T = TypeVar("T")
@@ -70,6 +72,8 @@ MAX_WAITING: Final = 1_000
 """The limit on the queued notifications of a stream; further notifications are dropped."""
 MAX_UNWRITTEN: Final = 16 * 1024 * 1024
 """The limit on the bytes that wait for a process to read its input."""
+_HIGH_WATER: Final = 65_536
+"""The number of those bytes from which the sender of a message waits, too."""
 INHERITED: Final = (
     *("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER"),
     *("APPDATA", "LOCALAPPDATA", "SYSTEMDRIVE", "SYSTEMROOT", "TEMP", "USERNAME", "USERPROFILE"),
@@ -200,32 +204,26 @@ class StdioLink:
         message = self._speaker.message(method, params, next(self._ids), revision, listener)
         is_probe = method == "server/discover" and version is not None
         idle_s = PROBE_S if is_probe else self.limits.idle_s
-        pending = _Pending(listener, idle_s)
-        whole = asyncio.timeout(self.limits.request_s)
+        pending = _Pending(listener, idle_s, self.limits.request_s)
         try:
             with client_span(message, revision, Peer()) as span:
-                result = await self._answer_to(message, pending, idle_s, whole)
+                result = await self._answer_to(message, pending)
                 span.received(result)
                 return result
         except TimeoutError:
             self._count_unanswered(revision)
-            if whole.expired():
+            if pending.is_over:
                 limit = f"{self.limits.request_s:g} s (limit request_s)"
             else:
                 limit = f"{idle_s:g} s" if is_probe else f"{idle_s:g} s (limit idle_s)"
             raise TimedOut(f"No answer to {method} arrived within {limit}") from None
 
-    async def _answer_to(
-        self, message: Json, pending: _Pending, idle_s: float, whole: asyncio.Timeout
-    ) -> Json:
+    async def _answer_to(self, message: Json, pending: _Pending) -> Json:
         request_id: int = message["id"]
         self._waiting[request_id] = pending
         try:
-            async with whole:
-                async with asyncio.timeout(idle_s):
-                    await self._write(message)
-                answer = await pending.answer()
-            return result_of(answer, request_id)
+            await self._write(message, pending.limit_s)
+            return result_of(await pending.answer(), request_id)
         except (asyncio.CancelledError, TimeoutError, BadAnswer):
             # lifecycle: "The initialize request MUST NOT be cancelled by clients"
             if message["method"] != "initialize":
@@ -247,8 +245,7 @@ class StdioLink:
         method = "server/discover" if is_modern(version) else "ping"
         message = self._speaker.message(method, {}, next(self._ids), version, NO_LISTENER)
         with suppress(ClientError, TimeoutError):
-            limit = asyncio.timeout(PROBE_S)
-            await self._answer_to(message, _Pending(NO_LISTENER, PROBE_S), PROBE_S, limit)
+            await self._answer_to(message, _Pending(NO_LISTENER, PROBE_S, PROBE_S))
         if self._unanswered and self._process is not None:
             self._fail(ConnectionLost("The server's process hung, so it was stopped"))
             _signal_group(self._process, _KILL)
@@ -322,31 +319,32 @@ class StdioLink:
         assert self.version is not None, "a revision is negotiated before requests are sent"
         return self.version
 
-    async def _write(self, message: Json) -> None:
+    async def _write(self, message: Json, limit_s: float | None = None) -> None:
         """Start the process if necessary, and write a message to it.
 
         Raises:
             ConnectionLost: the process has ended or cannot be started, or does not read its input.
+            TimeoutError: the start, or the process's reading of its input, took `limit_s` seconds.
         """
-        stdin = (await self._running()).stdin
+        process = self._process
+        if process is None or self.failure is not None:
+            async with asyncio.timeout(limit_s):
+                process = await self._running()
+        stdin, was_sent = process.stdin, False
         assert stdin is not None
-        with self._pipe_errors(was_sent=False):
-            is_full = stdin.transport.get_write_buffer_size() > MAX_UNWRITTEN
-        if is_full:
-            raise ConnectionLost("The server's process does not read its input", was_sent=False)
-        if self._observer is not None:
-            self._observer("sent", message, None)
-        with self._pipe_errors(was_sent=True):
-            stdin.write(encode(message) + b"\n")  # complete even if the wait below is cancelled
-            await stdin.drain()
-
-    @contextmanager
-    def _pipe_errors(self, *, was_sent: bool) -> Iterator[None]:
-        """Raise the errors of the pipe to a process that ends as `ConnectionLost`. uvloop raises
-        RuntimeError for a pipe that is closed."""
         try:
-            yield
-        except (OSError, RuntimeError):
+            if stdin.transport.get_write_buffer_size() > MAX_UNWRITTEN:
+                raise ConnectionLost("The server's process does not read its input", was_sent=False)
+            if self._observer is not None:
+                self._observer("sent", message, None)
+            was_sent = True
+            stdin.write(encode(message) + b"\n")  # complete even if the wait below is cancelled
+            if stdin.transport.get_write_buffer_size() > _HIGH_WATER:
+                async with asyncio.timeout(limit_s):
+                    await stdin.drain()
+        except TimeoutError:
+            raise
+        except (OSError, RuntimeError):  # uvloop raises RuntimeError for a pipe that is closed
             reason = self.failure or "The server's process has ended"
             raise ConnectionLost(str(reason), was_sent=was_sent) from None
 
@@ -370,7 +368,7 @@ class StdioLink:
         message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
         if self._observer is not None:
             self._observer("sent", message, None)
-        with suppress(ConnectionLost), self._pipe_errors(was_sent=True):
+        with suppress(OSError, RuntimeError):
             self._process.stdin.write(encode(message) + b"\n")
 
     # -- reading -----------------------------------------------------------------------------------
@@ -584,21 +582,32 @@ class _Pending:
     The request's own task passes progress on, so a slow handler delays no other request.
     """
 
-    def __init__(self, listener: Listener, limit_s: float) -> None:
+    def __init__(self, listener: Listener, limit_s: float, whole_s: float) -> None:
+        """Wait at most `limit_s` seconds for each message, and `whole_s` seconds in all."""
         self.listener = listener
+        self.limit_s = limit_s
         self.idle = IdleLimit(limit_s)
-        self._received: asyncio.Queue[Json | ClientError] = asyncio.Queue()
+        self._ends_s = asyncio.get_running_loop().time() + whole_s
+        self._received: deque[Json | ClientError] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the time for the whole request has passed."""
+        return asyncio.get_running_loop().time() >= self._ends_s
 
     def has_token(self, token: Any) -> bool:
         return token is not None and (self.listener.meta or {}).get("progressToken") == token
 
     def put(self, received: Json | ClientError) -> None:
         """Receive the response, or the error that ends the request."""
-        self._received.put_nowait(received)
+        self._received.append(received)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def put_progress(self, message: Json) -> None:
-        if self._received.qsize() < MAX_WAITING:
-            self._received.put_nowait(message)
+        if len(self._received) < MAX_WAITING:
+            self.put(message)
 
     async def answer(self) -> Json:
         """Return the response; pass progress notifications to the listener.
@@ -608,14 +617,30 @@ class _Pending:
             ClientError: the process has ended.
         """
         while True:
-            async with self.idle.applied():
-                self.idle.start()
-                received = await self._received.get()
+            if not self._received:
+                await self._wait()
+            received = self._received.popleft()
             if isinstance(received, ClientError):
                 raise received
             if "method" not in received:
                 return received
-            await self.listener.notify(received)
+            async with asyncio.timeout_at(self._ends_s):
+                await self.listener.notify(received)
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        self.idle.begin(self._expire)
+        end = loop.call_at(self._ends_s, self._expire)
+        try:
+            await self._waiter
+        finally:
+            end.cancel()
+            self.idle.end()
+
+    def _expire(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(TimeoutError())
 
 
 async def _skipped_line(stdout: asyncio.StreamReader, size: int) -> tuple[bytes, bytes]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -25,17 +26,16 @@ from roundgate.errors import (
     UnknownEncoding,
 )
 from roundgate.lenient import Unpacker
+from roundgate.net.request import DEFAULT_PORTS, IdleLimit, Request
 from roundgate.protocol import is_plain_host
 
 if TYPE_CHECKING:
     import httpx
 
-    from roundgate.net.connection import HttpAnswer
     from roundgate.net.http import PooledTransport
 
 _MAX_IDLE: Final = 16
 _LONGEST_LABEL: Final = 63
-_DEFAULT_PORTS: Final = {"https": 443, "http": 80}
 
 
 class Limits(Struct, frozen=True):
@@ -81,7 +81,7 @@ class Url(Struct, frozen=True):
             port = parts.port
         except ValueError:
             raise ClientError("The URL is malformed: write it as https://host/path") from None
-        if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
             raise ClientError(
                 "The URL of a server must start with http:// or https:// and name a host"
             )
@@ -94,7 +94,7 @@ class Url(Struct, frozen=True):
         if not target.isascii() or not target.isprintable() or " " in target:
             raise ClientError("The URL has characters that must be percent-encoded")
         host = _ascii_host(parts.hostname)
-        return cls(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], target)
+        return cls(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme], target)
 
     @property
     def origin(self) -> tuple[str, str, int]:
@@ -104,7 +104,7 @@ class Url(Struct, frozen=True):
     @property
     def authority(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def root(self) -> str:
@@ -141,45 +141,6 @@ def _ascii_host(name: str) -> str:
     if any(not label or len(label) > _LONGEST_LABEL for label in labels) or not is_plain_host(host):
         raise ClientError("The URL has an invalid host: write it as https://host/path")
     return host
-
-
-class IdleLimit:
-    """The limit `idle_s` of one request, which can be suspended while the request waits."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._suspensions = 0
-        self._timeout: asyncio.Timeout | None = None
-
-    @asynccontextmanager
-    async def applied(self) -> AsyncGenerator[None, None]:
-        """Raise `TimeoutError` in this context at the limit, counted from `start`."""
-        async with asyncio.timeout(None) as timeout:
-            self._timeout = timeout
-            try:
-                yield
-            finally:
-                self._timeout = None
-
-    def start(self) -> None:
-        """Start the wait for data."""
-        if self._suspensions == 0:
-            self._reschedule(asyncio.get_running_loop().time() + self._limit_s)
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Suspend the limit until the block ends, then restart it."""
-        self._suspensions += 1
-        self._reschedule(None)
-        try:
-            yield
-        finally:
-            self._suspensions -= 1
-            self.start()
-
-    def _reschedule(self, when: float | None) -> None:
-        if self._timeout is not None and not self._timeout.expired():
-            self._timeout.reschedule(when)
 
 
 class HttpRequest(Struct, frozen=True):
@@ -278,13 +239,24 @@ def _not_unpacked(response: HttpResponse) -> BadAnswer:
     )
 
 
-Unread: TypeAlias = "httpx.Response | HttpAnswer"
-"""A response of the user's client, or of the gateway's own transport, before its body is read."""
-Send: TypeAlias = Callable[["httpx.Request"], Awaitable[Unread]]
-SendThrough: TypeAlias = Callable[[Send, "httpx.Request"], Awaitable[Unread]]
+Send: TypeAlias = Callable[[Request], Awaitable["Unread"]]
+SendThrough: TypeAlias = Callable[[Send, Request], Awaitable["Unread"]]
 
 
-async def _send_as_built(send: Send, request: httpx.Request) -> Unread:
+class Unread(Protocol):
+    """A response of the user's client, or of the gateway's own transport, before its body is
+    read."""
+
+    status: int
+    http_version: str
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def aclose(self) -> None: ...
+
+
+async def _send_as_built(send: Send, request: Request) -> Unread:
     return await send(request)
 
 
@@ -297,7 +269,7 @@ class HttpxTransport:
         *,
         tls: ssl.SSLContext | None = None,
         http: httpx.AsyncClient | None = None,
-        send: SendThrough | None = None,
+        send: SendThrough = _send_as_built,
     ) -> None:
         """Prepare the transport without opening a connection.
 
@@ -310,49 +282,33 @@ class HttpxTransport:
                 for authentication that needs more than headers.
         """
         self._limits = limits
-        self._send_through = send or _send_as_built
+        self._send_through = send
         self._tls = tls
         self._http = http
         self._own: PooledTransport | None = None
 
     async def send(self, request: HttpRequest) -> HttpResponse:
         """Send a request and return its response once the head has arrived. See `Transport`."""
-        import httpx
-
-        from roundgate.net.http import make_request
-
-        idle_s, idle = self._limits.idle_s, request.idle
-        read_s = idle_s if idle is None else None
-
-        async def trace(event: str, _: Mapping[str, object]) -> None:
-            # names: https://www.encode.io/httpcore/extensions/#trace
-            if idle is not None and event.endswith(".receive_response_headers.started"):
-                idle.start()
-
-        connect_s = self._limits.connect_s
-        timeout = {"connect": connect_s, "read": read_s, "write": idle_s, "pool": None}
-        # built without the httpx client, which would add default headers and cookies
-        built = make_request(
+        url, limits = request.url, self._limits
+        built = Request(
             request.method,
-            str(request.url),
-            request.headers,
-            request.body,
-            {
-                "timeout": timeout,
-                "target": request.url.target.encode(),
-                **({} if idle is None else {"trace": trace}),
-            },
+            url.origin,
+            url.target,
+            list(request.headers),
+            request.body or b"",
+            request.idle or IdleLimit(limits.idle_s),
+            limits.connect_s,
+            limits.idle_s,
         )
         try:
-            async with nullcontext() if idle is None else idle.applied():
-                response = await self._send_through(self._send, built)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
-            raise _translated(error, request.url, self._limits) from None
-        return _HttpxResponse(response, request, self._limits, is_own=self._http is None)
+            response = await self._send_through(self._send, built)
+        except Exception as error:
+            raise _translated(error, url, limits) from None
+        return _HttpxResponse(response, url, limits)
 
-    async def _send(self, request: httpx.Request) -> Unread:
+    async def _send(self, request: Request) -> Unread:
         if self._http is not None:
-            return await self._http.send(request, stream=True, auth=None, follow_redirects=False)
+            return await _Foreign.send(self._http, request)
         if self._own is None:
             from roundgate.net.http import PooledTransport
 
@@ -372,56 +328,99 @@ class HttpxTransport:
 
 
 class _HttpxResponse:
-    def __init__(
-        self, response: Unread, request: HttpRequest, limits: Limits, *, is_own: bool
-    ) -> None:
-        self._is_own = is_own
+    """A response whose errors are those of the client."""
+
+    def __init__(self, response: Unread, url: Url, limits: Limits) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.http_version = response.http_version
+        """The version of HTTP, such as `HTTP/1.1`, for spans."""
         self._response = response
-        self._request = request
+        self._url = url
         self._limits = limits
 
-    @property
-    def status(self) -> int:
-        return self._response.status_code
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._response.headers
-
-    @property
-    def http_version(self) -> str:
-        """The version of HTTP, such as `HTTP/1.1`, for spans."""
-        return self._response.http_version
-
     async def chunks(self) -> AsyncGenerator[bytes, None]:
+        try:
+            async for part in self._response:
+                yield part
+        except Exception as error:
+            raise _translated(error, self._url, self._limits) from None
+
+    async def close(self) -> None:
+        await self._response.aclose()
+
+
+class _Foreign:
+    """A response of the user's client."""
+
+    def __init__(self, response: httpx.Response, idle: IdleLimit) -> None:
+        self.status = response.status_code
+        self.headers = response.headers
+        self.http_version = response.http_version
+        self._response = response
+        self._idle = idle
+
+    @classmethod
+    async def send(cls, client: httpx.AsyncClient, request: Request) -> _Foreign:
+        """Send a request, without the client's default headers and cookies."""
         import httpx
 
-        idle = self._request.idle
-        response = self._response
-        stream = response.stream if isinstance(response, httpx.Response) else response
-        parts = aiter(cast("httpx.AsyncByteStream", stream))
+        assert request.idle is not None, "set by `HttpxTransport.send`"
+        idle = request.idle
+        limits = {
+            "connect": request.connect_s,
+            "read": None,
+            "write": request.write_s,
+            "pool": request.pool_s,
+        }
+        async with _limited(idle) as begin:
+
+            async def trace(event: str, _: Mapping[str, object]) -> None:
+                # names: https://www.encode.io/httpcore/extensions/#trace
+                if event.endswith(".receive_response_headers.started"):
+                    begin()
+
+            built = httpx.Request(
+                request.method,
+                request.url,
+                headers=[("Host", request.authority), *request.headers],
+                content=request.body or None,
+                extensions={
+                    "timeout": limits,
+                    "target": request.target.encode(),
+                    "trace": trace,
+                },
+            )
+            sending = client.send(built, stream=True, auth=None, follow_redirects=False)
+            return cls(await sending, idle)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        parts = aiter(cast("httpx.AsyncByteStream", self._response.stream))
         while True:
-            try:
-                if idle is None:
-                    part = await anext(parts, None)
-                else:
-                    async with idle.applied():
-                        idle.start()
-                        part = await anext(parts, None)
-            except (httpx.HTTPError, TimeoutError) as error:
-                raise _translated(error, self._request.url, self._limits) from None
+            async with _limited(self._idle) as begin:
+                begin()
+                part = await anext(parts, None)
             if part is None:
                 return
             yield part
 
-    async def close(self) -> None:
-        if self._is_own:
-            await self._response.aclose()  # frees the connection even if it is cancelled
-        else:  # a cancelled caller must not leave the connection in the pool of the user's client
-            await asyncio.shield(self._response.aclose())
+    async def aclose(self) -> None:
+        # a cancelled caller must not leave the connection in the pool
+        await asyncio.shield(self._response.aclose())
 
 
-def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
+@asynccontextmanager
+async def _limited(idle: IdleLimit) -> AsyncGenerator[Callable[[], None], None]:
+    """Yield a function that begins a wait. Raise `TimeoutError` in the block at its limit."""
+    async with asyncio.timeout(None) as timeout:
+        try:
+            yield lambda: idle.begin(partial(timeout.reschedule, 0.0))
+        finally:
+            idle.end()
+
+
+def _translated(error: Exception, url: Url, limits: Limits) -> Exception:
+    """Return the client's error for one of httpx or of a time limit; any other error itself."""
     import httpx
 
     match error:
@@ -442,6 +441,8 @@ def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
             # httpx also reports a closed connection as a protocol error: only the text differs.
             if "disconnected" not in str(error) and "closed" not in str(error):
                 return BadAnswer(f"{url.authority} sent an invalid HTTP response")
+        case _ if not isinstance(error, httpx.HTTPError):
+            return error
     return ConnectionLost(
         f"{url.authority} closed the connection before its answer was complete", was_sent=True
     )

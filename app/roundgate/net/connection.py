@@ -14,13 +14,15 @@ import select
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from functools import cached_property
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import httptools
 import httpx
 from aiohappyeyeballs import start_connection
+
+from roundgate.net.request import IdleLimit, Origin, Request
 
 MAX_HEAD_BYTES: Final = 131_072
 """The limit in bytes for an answer's head together with the interim answers before it. It is also
@@ -36,9 +38,8 @@ _HEAD: Final = re.compile(
     rb"%b [\x21-\x7e\x80-\xff]+ HTTP/1\.1\r\n(?:%b: [\t\x20-\x7e\x80-\xff]*\r\n)+\r\n"
     % (_TOKEN, _TOKEN)
 )
-
-Origin: TypeAlias = tuple[bytes, bytes, int | None]
-"""The scheme, host and port of a URL."""
+_WITH_CONTENT: Final = frozenset({"POST", "PUT", "PATCH"})
+"""Methods whose requests declare a length even without a body (RFC 9110 section 8.6)."""
 
 
 async def connect(
@@ -60,18 +61,15 @@ async def connect(
         httpx.ConnectError: the host is unknown, all of its addresses refused, or TLS failed.
     """
     loop = asyncio.get_running_loop()
-    scheme, name, port = origin
-    host, is_tls = name.decode("ascii"), scheme == b"https"
+    scheme, host, port = origin
     options: dict[str, Any] = {}
-    if is_tls:
+    if scheme == "https":
         # asyncio's own limit, 60 s unless given, must not end the handshake earlier
         limit_s = None if timeout_s is None else timeout_s + 1
         options = {"ssl": tls, "server_hostname": host, "ssl_handshake_timeout": limit_s}
     try:
         async with asyncio.timeout(timeout_s):
-            addresses = await loop.getaddrinfo(
-                host, port or (443 if is_tls else 80), type=socket.SOCK_STREAM
-            )
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             sock = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S)
             _, connection = await loop.create_connection(
                 lambda: HttpConnection(origin, loses), sock=sock, **options
@@ -99,7 +97,7 @@ class HttpConnection(asyncio.Protocol):
         self._may_write = asyncio.Event()
         self._may_write.set()
 
-    async def send(self, request: httpx.Request) -> HttpAnswer:
+    async def send(self, request: Request) -> HttpAnswer:
         """Send a request; return its answer, which has not arrived. The caller closes the
         connection after an error.
 
@@ -108,44 +106,51 @@ class HttpConnection(asyncio.Protocol):
             httpx.ConnectError: the connection is closed; nothing of the request has been sent.
             httpx.WriteTimeout: the service did not receive the request in time.
         """
-        head, length = _head(request)
+        head, body = _head(request), request.body
         if self.is_closed:  # since it was opened
             raise httpx.ConnectError("the service closed the connection before the request")
-        timeouts = request.extensions.get("timeout", {})
-        answer = HttpAnswer(self, timeouts.get("read"), has_body=request.method != "HEAD")
+        answer = HttpAnswer(self, request.idle, has_body=request.method != "HEAD")
         self._answer, self._is_sending = answer, True
-        await self._send_body(head, length, request, timeouts.get("write"), answer)
+        if not isinstance(body, bytes):
+            await self._send_stream(head, body, request, answer)
+        elif len(body) > _MAX_UNSENT:
+            self._transport.write(head)
+            await self._write(body, request.write_s)
+            self._is_sending = False
+        else:
+            await self._write(head + body, request.write_s)
+            self._is_sending = False
         return answer
 
-    async def _send_body(
-        self,
-        head: bytes,
-        length: int | None,
-        request: httpx.Request,
-        timeout_s: float | None,
-        answer: HttpAnswer,
+    async def _send_stream(
+        self, head: bytes, body: AsyncIterable[bytes], request: Request, answer: HttpAnswer
     ) -> None:
+        declared = request.header("content-length")
+        is_chunked = request.header("transfer-encoding") is not None
+        left = None if is_chunked else int(declared or 0)
         unsent = bytearray(head)
-        async for part in cast("httpx.AsyncByteStream", request.stream):
-            if length is None:
+        async for part in body:
+            if left is None:
                 unsent += b"%x\r\n%b\r\n" % (len(part), part) if part else b""
             else:
-                length -= len(part)
+                left -= len(part)
                 unsent += part
             if len(unsent) > _MAX_UNSENT:
-                await self._write(bytes(unsent), timeout_s)
+                await self._write(bytes(unsent), request.write_s)
                 unsent.clear()
-            if answer.has_ended:  # the service answers without reading the rest
+            if answer.has_ended or self._is_paused:  # the service answers without reading the rest
                 return
-        if length:
+        if left:
             raise httpx.LocalProtocolError("the body does not have the declared length")
-        await self._write(bytes(unsent) + (b"0\r\n\r\n" if length is None else b""), timeout_s)
+        await self._write(bytes(unsent) + (b"0\r\n\r\n" if left is None else b""), request.write_s)
         self._is_sending = False
 
     async def _write(self, data: bytes, timeout_s: float | None) -> None:
+        """Write data. Return when the service has received most of it, or sends an answer of which
+        more than `_MAX_UNREAD` bytes must be read first."""
         if not self._transport.is_closing():
             self._transport.write(data)
-        if not self._may_write.is_set():
+        if not self._may_write.is_set() and not self._is_paused:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._may_write.wait()
@@ -155,7 +160,16 @@ class HttpConnection(asyncio.Protocol):
     def is_usable(self) -> bool:
         """Return whether an idle connection can send a request: it is open, and the service has
         sent nothing since the last answer."""
-        return not self.is_closed and not _is_readable(self._transport.get_extra_info("socket"))
+        return not self.is_closed and not self._is_readable()
+
+    def _is_readable(self) -> bool:
+        """Return whether the socket has bytes, or its end, that the event loop has not read yet."""
+        connected = self._transport.get_extra_info("socket")
+        if sys.platform == "win32":
+            return bool(select.select([connected], [], [], 0)[0])
+        poll = select.poll()
+        poll.register(connected, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Close the connection without waiting for the service."""
@@ -168,6 +182,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
+            self._may_write.set()  # some services read no more of a request before their answer is read
 
     def resume(self) -> None:
         """Receive again."""
@@ -179,7 +194,8 @@ class HttpConnection(asyncio.Protocol):
         """End the request, so that the connection is idle or closed."""
         self._answer = None
         self._may_write.set()
-        if is_reusable and not self._is_sending:
+        is_sent = not self._is_sending and not self._transport.get_write_buffer_size()
+        if is_reusable and is_sent:
             self.resume()
         else:
             self.close()
@@ -222,16 +238,17 @@ class HttpAnswer(httpx.AsyncByteStream):
     methods `on_…`."""
 
     def __init__(
-        self, connection: HttpConnection, timeout_s: float | None, *, has_body: bool
+        self, connection: HttpConnection, idle: IdleLimit | None, *, has_body: bool
     ) -> None:
         """Wait for an answer.
 
         Args:
             connection: the connection of the request.
-            timeout_s: seconds for the whole head, and then for each wait for more of the body.
+            idle: the limit on the wait for the whole head, and then on each wait for more of the
+                body.
             has_body: False for the answer to HEAD, which has none whatever its headers say.
         """
-        self.status_code = 0
+        self.status = 0
         self.reason = b""
         self.http_version = ""
         """The version of HTTP, such as `HTTP/1.1`."""
@@ -239,7 +256,7 @@ class HttpAnswer(httpx.AsyncByteStream):
         self.has_ended = False
         """Whether the answer is complete, or its connection has failed."""
         self._connection = connection
-        self._timeout_s = timeout_s
+        self._idle = idle
         self._has_body = has_body
         self._parser = httptools.HttpResponseParser(self)
         # as other clients; nothing after an answer can become another one
@@ -278,19 +295,21 @@ class HttpAnswer(httpx.AsyncByteStream):
             assert self._error is not None, "an answer without a head ends with an error"
             raise self._error
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while True:
-            if self._parts:
-                parts, self._parts, self._unread = self._parts, [], 0
-                if not self.has_ended:
-                    self._connection.resume()
-                yield b"".join(parts)
-            elif self._error is not None:
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the part of the body that has arrived; wait if there is none."""
+        while not self._parts:
+            if self._error is not None:
                 raise self._error
-            elif self.has_ended:
-                return
-            else:
-                await self._wait()
+            if self.has_ended:
+                raise StopAsyncIteration
+            await self._wait()
+        parts, self._parts, self._unread = self._parts, [], 0
+        if not self.has_ended:
+            self._connection.resume()
+        return b"".join(parts)
 
     async def aclose(self) -> None:
         """Close the connection, unless the answer is complete."""
@@ -299,17 +318,15 @@ class HttpAnswer(httpx.AsyncByteStream):
 
     async def _wait(self) -> None:
         """Return when the head, more of the body, or the end has arrived."""
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = None
-        if self._timeout_s is not None:
-            timer = loop.call_later(self._timeout_s, self._time_out)
+        self._waiter = asyncio.get_running_loop().create_future()
+        if self._idle is not None:
+            self._idle.begin(self._time_out)
         try:
             await self._waiter
         finally:
             self._waiter = None
-            if timer is not None:
-                timer.cancel()
+            if self._idle is not None:
+                self._idle.end()
 
     def _time_out(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -350,7 +367,10 @@ class HttpAnswer(httpx.AsyncByteStream):
         """Return whether the head is complete, and most of what has arrived belongs to the body."""
         if not self._has_head:  # it may arrive byte by byte, so do not count its headers yet
             return False
-        return sum(len(name) + len(value) for name, value in self.raw_headers) <= MAX_HEAD_BYTES
+        return (
+            self._overhead <= MAX_HEAD_BYTES
+            or sum(len(name) + len(value) for name, value in self.raw_headers) <= MAX_HEAD_BYTES
+        )
 
     def end(self, error: Exception | None) -> None:
         """End the answer with its connection; `error` is `None` after a regular end."""
@@ -395,9 +415,9 @@ class HttpAnswer(httpx.AsyncByteStream):
     def on_headers_complete(self) -> None:
         if self.has_ended:
             return
-        self.status_code = self._parser.get_status_code()
+        self.status = self._parser.get_status_code()
         self.http_version = f"HTTP/{self._parser.get_http_version()}"
-        self._has_head = self.status_code >= 200
+        self._has_head = self.status >= 200
         if self._has_head and not self._has_body:
             self.has_ended = True
 
@@ -413,26 +433,26 @@ class HttpAnswer(httpx.AsyncByteStream):
             self.raw_headers, self.reason = [], b""
 
 
-def _head(request: httpx.Request) -> tuple[bytes, int | None]:
-    """Return the head of a request, and the declared length of its body; `None` means chunks.
+def _head(request: Request) -> bytes:
+    """Return the head of a request.
 
     Raises:
         httpx.LocalProtocolError: a part of the head has a forbidden character.
     """
-    target = request.extensions.get("target") or request.url.raw_path
-    lines = [b"%b %b HTTP/1.1" % (request.method.encode(), target)]
-    length: int | None = 0
-    for name, value in request.headers.raw:
-        lines.append(b"%b: %b" % (name, value))
-        key = name.lower()
-        if key == b"content-length":
-            length = int(value)
-        elif key == b"transfer-encoding":
-            length = None
-    head = b"\r\n".join([*lines, b"", b""])
+    lines = [f"{request.method} {request.target} HTTP/1.1"]
+    body = request.body
+    if isinstance(body, bytes):
+        lines.append(f"Host: {request.authority}")
+        if body or request.method in _WITH_CONTENT:
+            lines.append(f"Content-Length: {len(body)}")
+    lines += [f"{name}: {value}" for name, value in request.headers]
+    try:
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+    except UnicodeEncodeError:
+        head = b""
     if head.count(b"\n") != len(lines) + 1 or not _HEAD.fullmatch(head):
         raise httpx.LocalProtocolError("the head of the request has a forbidden character")
-    return head, length
+    return head
 
 
 def _header_text(value: bytes) -> str:
@@ -441,12 +461,3 @@ def _header_text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
-
-
-def _is_readable(connected: socket.socket) -> bool:
-    """Return whether a socket has bytes, or its end, that the event loop has not read yet."""
-    if sys.platform == "win32":
-        return bool(select.select([connected], [], [], 0)[0])
-    poll = select.poll()
-    poll.register(connected, select.POLLIN)
-    return bool(poll.poll(0))

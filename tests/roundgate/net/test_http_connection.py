@@ -13,8 +13,9 @@ import httpx
 import pytest
 import uvloop
 
-from roundgate.net.connection import MAX_HEAD_BYTES, HttpAnswer, HttpConnection
-from roundgate.net.http import PooledTransport, make_client
+from roundgate.net.connection import MAX_HEAD_BYTES, HttpAnswer, HttpConnection, connect
+from roundgate.net.http import PooledTransport, make_client, read_url, trust_store
+from roundgate.net.request import Request
 from tests.support.authority import Authority
 from tests.support.scripted import Converse, serving
 
@@ -135,6 +136,23 @@ async def test_a_request_that_the_service_does_not_take_times_out() -> None:
             await client.post(url, content=bytes(50_000_000), timeout=httpx.Timeout(60, write=0.1))
 
 
+async def test_a_long_answer_that_comes_before_the_request_is_read_arrives() -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 413 Too Large\r\nContent-Length: 20000000\r\n\r\n" + bytes(20_000_000)
+        )
+        await writer.drain()
+        await reader.read()
+
+    async with serving(converse) as url:
+        transport, (origin, target) = PooledTransport(), read_url(url)
+        request = Request("POST", origin, target, [], bytes(20_000_000), write_s=PATIENCE_S)
+        answer = await transport.send(request)
+        assert (answer.status, sum([len(part) async for part in answer])) == (413, 20_000_000)
+        await transport.aclose()
+
+
 async def test_an_answer_that_comes_before_the_whole_request_is_read() -> None:
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -169,13 +187,13 @@ async def test_a_request_is_not_sent_on_a_connection_that_ended_meanwhile(first:
         writer.write(first)
         writer.close()
 
-    async def slow(event: str, info: object) -> None:
-        if event.endswith("send_request_headers.started"):
-            await asyncio.sleep(0.1)
-
-    async with serving(converse) as url, make_client(timeout_s=PATIENCE_S) as client:
+    async with serving(converse) as url:
+        origin, target = read_url(url)
+        connection = await connect(origin, trust_store(), PATIENCE_S, lambda _: None)
+        await asyncio.sleep(0.1)
         with pytest.raises(httpx.ConnectError):
-            await client.get(url, extensions={"trace": slow})
+            await connection.send(Request("GET", origin, target, []))
+        connection.close()
 
 
 async def test_a_long_head_is_refused() -> None:

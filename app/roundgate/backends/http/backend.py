@@ -110,7 +110,6 @@ class HttpBackend:
         )
         plan = endpoint.plan
         calling = Calling(
-            self._config,
             plan,
             self._service,
             timeout_s,

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote_plus, unquote_plus
 
 from msgspec import Struct, field
@@ -44,10 +44,8 @@ from roundgate.backends.http.secrets import (
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import SecretTexts
 from roundgate.errors import BackendError, ConfigError, Problem
+from roundgate.net.request import Request
 from roundgate.settings import Origin, Secret
-
-if TYPE_CHECKING:
-    import httpx
 
 _KEPT: Final = 4
 
@@ -91,6 +89,7 @@ class Accesses:
         self._reads_now = not shared.is_cold
         general = {} if config.credential is None else {"": config.credential}
         self._credentials: dict[str, Credential] = {**general, **(slots or {})}
+        self._headers = config.fixed_headers
         self._of_tools = frozenset[str]().union(*map(of_fixed_headers, more))
         self._sources: dict[str, TokenSource] = {}
         self._session_tokens: deque[str] = deque(maxlen=_KEPT)
@@ -139,7 +138,7 @@ class Accesses:
         ]
         return ServiceAccess(
             list(chosen.values()),
-            self._config.fixed_headers,
+            self._headers,
             self._secrets,
             sources[0] if sources else None,
             self._session_tokens,
@@ -155,20 +154,22 @@ class Accesses:
         return self._sources[name]
 
     def _hidden(self) -> frozenset[str]:
+        if not self._credentials and not self._headers:
+            return self._of_tools
         tokens = {token for source in self._sources.values() for token in source.recent}
         return frozenset(
             self._of_tools
             | of_credentials(self._credentials.values(), self._secrets)
-            | of_headers(self._config.fixed_headers, self._secrets)
+            | of_headers(self._headers, self._secrets)
             | tokens.union(self._session_tokens)
         )
 
 
 class Unread(Protocol):
-    """An answer whose body has not been read: of httpx, or of the gateway's own transport."""
+    """An answer whose body has not been read."""
 
     @property
-    def status_code(self) -> int: ...
+    def status(self) -> int: ...
     async def aclose(self) -> None:
         """Release the connection."""
 
@@ -177,7 +178,7 @@ U = TypeVar("U", bound=Unread)
 
 
 async def authenticated(
-    send: Callable[[httpx.Request], Awaitable[U]], request: httpx.Request, access: ServiceAccess
+    send: Callable[[Request], Awaitable[U]], request: Request, access: ServiceAccess
 ) -> U:
     """Send a request with all credentials and fixed headers of a service; return the answer unread.
     `send` sends it once.
@@ -189,11 +190,13 @@ async def authenticated(
         BackendError: a credential is unavailable.
         httpx.HTTPError: the service did not answer.
     """
+    if not access.credentials and not access.headers:
+        return await send(request)
     flows = _flows(access)
     for flow in flows:
         await flow.add(request)
     response = await send(request)
-    if response.status_code != 401:
+    if response.status != 401:
         return response
     try:
         is_worth_it = await _replace_credentials(flows, request)
@@ -206,7 +209,7 @@ async def authenticated(
     return await send(request)
 
 
-async def _replace_credentials(flows: list[Flow], request: httpx.Request) -> bool:
+async def _replace_credentials(flows: list[Flow], request: Request) -> bool:
     """Add new credentials to the request if a flow may have any; return whether one may."""
     if not any([await flow.has_another() for flow in flows]):
         return False
@@ -251,7 +254,7 @@ def _make_flow(credential: Credential, access: ServiceAccess) -> Flow:
 class Flow(Protocol):
     """An object that adds one credential to one request."""
 
-    async def add(self, request: httpx.Request) -> None:
+    async def add(self, request: Request) -> None:
         """Add the credential, or replace an earlier one.
 
         Raises:
@@ -262,7 +265,7 @@ class Flow(Protocol):
         """Return whether a credential other than the refused one may be available."""
 
 
-Write: TypeAlias = Callable[["httpx.Request", str], None]
+Write: TypeAlias = Callable[[Request, str], None]
 """A function that writes a secret into a request, in place of an earlier one."""
 
 
@@ -275,7 +278,7 @@ class SecretFlow:
         self._write = write
         self._sent = ""
 
-    async def add(self, request: httpx.Request) -> None:
+    async def add(self, request: Request) -> None:
         """See `Flow`."""
         self._sent = await self._secrets.text(self._secret)
         self._write(request, self._sent)
@@ -285,23 +288,23 @@ class SecretFlow:
         return await self._secrets.other_than(self._secret, self._sent) is not None
 
 
-def _write_header(name: str, request: httpx.Request, secret: str, *, scheme: str = "") -> None:
-    request.headers[name] = f"{scheme}{secret}"
+def _write_header(name: str, request: Request, secret: str, *, scheme: str = "") -> None:
+    request.set_header(name, f"{scheme}{secret}")
 
 
-def _write_basic(request: httpx.Request, secret: str) -> None:
+def _write_basic(request: Request, secret: str) -> None:
     """Write a user and password (RFC 7617, in UTF-8). Without a colon, the password is empty."""
     pair = secret if ":" in secret else f"{secret}:"
-    request.headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    request.set_header("authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
 
 
-def _write_cookie(name: str, request: httpx.Request, secret: str) -> None:
+def _write_cookie(name: str, request: Request, secret: str) -> None:
     others = [
         pair
-        for pair in request.headers.get("cookie", "").split("; ")
+        for pair in (request.header("cookie") or "").split("; ")
         if pair and pair.partition("=")[0] != name
     ]
-    request.headers["cookie"] = "; ".join([*others, f"{name}={secret}"])
+    request.set_header("cookie", "; ".join([*others, f"{name}={secret}"]))
 
 
 class _QueryWriter:
@@ -312,13 +315,14 @@ class _QueryWriter:
         self._name = name
         self._added = ""
 
-    def __call__(self, request: httpx.Request, secret: str) -> None:
-        pairs = [pair for pair in request.url.query.decode("ascii").split("&") if pair]
+    def __call__(self, request: Request, secret: str) -> None:
+        path, _, query = request.target.partition("?")
+        pairs = [pair for pair in query.split("&") if pair]
         others = [pair for pair in pairs if pair != self._added]
         if any(unquote_plus(pair.partition("=")[0]) == self._name for pair in others):
             return
         self._added = f"{quote_plus(self._name)}={quote_plus(secret)}"
-        request.url = request.url.copy_with(query="&".join([*others, self._added]).encode())
+        request.target = f"{path}?{'&'.join([*others, self._added])}"
 
 
 class TokenFlow:
@@ -329,10 +333,10 @@ class TokenFlow:
         self._sent: str | None = None
         self._refused: str | None = None
 
-    async def add(self, request: httpx.Request) -> None:
+    async def add(self, request: Request) -> None:
         """See `Flow`."""
         self._sent = await self._tokens.token(instead_of=self._refused)
-        request.headers["authorization"] = f"Bearer {self._sent}"
+        request.set_header("authorization", f"Bearer {self._sent}")
 
     async def has_another(self) -> bool:
         """Return whether another token exists or may be requested."""
@@ -350,32 +354,34 @@ class Signing:
         self._config = config
         self._session_tokens = session_tokens
 
-    async def add(self, request: httpx.Request) -> None:
+    async def add(self, request: Request) -> None:
         """Sign the method, URL, body, and the headers that no proxy changes.
 
         Raises:
             BackendError: the process has no usable AWS credentials or region.
         """
-        body = await request.aread()
-        signed = {
+        assert isinstance(request.body, bytes), "the gateway's requests have whole bodies"
+        headers = {name.lower(): value for name, value in request.headers}
+        signed = {"host": request.authority} | {
             name: value
-            for name, value in request.headers.items()
-            if name in ("host", "content-type") or name.startswith("x-amz-")
+            for name, value in headers.items()
+            if name == "content-type" or name.startswith("x-amz-")
         }
         for name in ("x-amz-date", "x-amz-security-token", "x-amz-content-sha256"):
             signed.pop(name, None)  # left by an earlier signature
         try:
-            headers = await to_thread(
+            signature = await to_thread(
                 aws.signed_headers,
-                aws.ToSign(request.method, str(request.url), signed, body),
+                aws.ToSign(request.method, request.url, signed, request.body),
                 self._config.sigv4,
                 self._config.region,
             )
         except ConfigError as error:
             problem = error.problems[0]
             raise BackendError(f"The gateway cannot sign the request: {problem.message}") from None
-        request.headers.update(headers)
-        token = request.headers.get("x-amz-security-token")
+        for name, value in signature.items():
+            request.set_header(name, value)
+        token = request.header("x-amz-security-token")
         if token is not None and token not in self._session_tokens:
             self._session_tokens.append(token)
 

@@ -19,12 +19,13 @@ from roundgate.backends.http.credential_config import FRAMING, Taken, header_key
 from roundgate.backends.http.messages import (
     Outgoing,
     ServiceAnswer,
-    doubted,
     result_from_answer,
+    with_doubt,
     with_headers,
 )
 from roundgate.backends.http.plan import Parameter, Place, RequestPlan
 from roundgate.backends.http.values import ListStyle, header_schema, pairs
+from roundgate.errors import BackendError
 from roundgate.protocol import Schema, ToolResult, without_none
 
 PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
@@ -157,11 +158,15 @@ class ToolEndpoint:
             BackendError: the answer is an error, or does not match the declared result.
         """
         name, pointer, members = self.config.name, self.config.result, self.config.result_headers
-        with doubted(not self._is_repeatable):
+        try:
             if not members:
                 return result_from_answer(name, answer, pointer, self._output)
             plain = result_from_answer(name, answer, pointer)
             return with_headers(plain, answer, members, self._output)
+        except BackendError as error:
+            if not self._is_repeatable:
+                with_doubt(error)
+            raise
 
 
 def _arguments(config: HttpToolConfig, in_template: frozenset[str]) -> list[Argument]:

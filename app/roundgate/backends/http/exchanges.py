@@ -35,7 +35,7 @@ from roundgate.backends.dialogue import (
 from roundgate.backends.exchange import AnsweredJob, NotNow
 from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.http.caller_headers import caller_headers
-from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig, RemoteConfig
+from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.credential_config import header_key
 from roundgate.backends.http.endpoint import PATH_VARIABLE, Argument
 from roundgate.backends.http.messages import LARGE_BYTES, Outgoing, Send, ServiceAnswer
@@ -45,6 +45,7 @@ from roundgate.backends.http.values import clashing, pairs, path_text, text
 from roundgate.errors import BackendError, ParseError, ToolError, UnexpectedAnswer
 from roundgate.protocol import ToolResult
 from roundgate.replay import AnyContext, Context
+from roundgate.settings import CallerReference
 
 USUAL: Final = "idempotency-key"
 KEYED: Final = frozenset({"POST", "PATCH"})
@@ -97,13 +98,15 @@ def with_key(outgoing: Outgoing, key: IdempotencyKey | None, number: int = 1) ->
     return replace(keyed, headers={key.header: value, **outgoing.headers})
 
 
-def for_caller(outgoing: Outgoing, config: RemoteConfig, principal: Principal) -> Outgoing:
+def for_caller(
+    outgoing: Outgoing, references: Mapping[str, CallerReference], principal: Principal
+) -> Outgoing:
     """Return a request with the headers that tell who calls. Nothing else sets these headers.
 
     Raises:
         BackendError: a value is too long.
     """
-    if not (references := config.callers_headers):
+    if not references:
         return outgoing
     names = set(map(header_key, references))
     others = {
@@ -115,7 +118,6 @@ def for_caller(outgoing: Outgoing, config: RemoteConfig, principal: Principal) -
 class Calling(Struct, frozen=True):
     """A function that calls one tool, with one request."""
 
-    config: RemoteConfig
     plan: RequestPlan
     service: Service
     timeout_s: float
@@ -150,7 +152,8 @@ class Calling(Struct, frozen=True):
         """
         if self.defaults:
             arguments = {**self.defaults, **arguments}
-        outgoing = for_caller(self.plan.request(arguments), self.config, context.principal)
+        references = self.service.callers_headers
+        outgoing = for_caller(self.plan.request(arguments), references, context.principal)
         if self.taken:
             _check_taken(outgoing, self.taken)
         return outgoing
@@ -159,7 +162,7 @@ class Calling(Struct, frozen=True):
         """Send the request of a call with its key; return the answer."""
         key = await make_key(context, outgoing.method, self.key_header)
         answer = await self.service.send(with_key(outgoing, key), self.timeout_s, context.deadline)
-        about = {"upstream": self.config.name, "method": outgoing.method, "status": answer.status}
+        about = {"upstream": self.service.name, "method": outgoing.method, "status": answer.status}
         await context.log("debug", about)
         return answer
 

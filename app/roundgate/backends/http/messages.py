@@ -56,12 +56,6 @@ class Outgoing(Struct, frozen=True):
     """The path with the names of its variables, for spans; empty if it is not known."""
 
     @property
-    def is_safe_to_repeat(self) -> bool:
-        """Return whether another call with the same arguments changes no more than this one. A key
-        protects the attempts of one call only."""
-        return self.is_repeatable and not self.has_key
-
-    @property
     def path_and_query(self) -> str:
         """The path with its query, if there is one."""
         return f"{self.path}?{self.query}" if self.query else self.path
@@ -92,7 +86,8 @@ class ServiceAnswer(Struct, frozen=True):
     @property
     def is_json(self) -> bool:
         """Return whether the body is declared as JSON."""
-        return self.media_type == "application/json" or self.media_type.endswith("+json")
+        media_type = self.media_type
+        return media_type == "application/json" or media_type.endswith("+json")
 
     def in_utf8(self) -> ServiceAnswer:
         """Return the answer with JSON in UTF-8, whatever its charset."""
@@ -173,7 +168,6 @@ def result_from_answer(
             f"The service answered {answer.status_line}{_again(answer)}{excerpt(answer)}",
             reason=f"upstream {answer.status}",
         )
-    media_type = answer.media_type
     if answer.is_json and answer.body:  # HEAD and 204 answers may name a media type without a body
         try:
             return _from_json(tool, answer, pointer, output)
@@ -182,6 +176,7 @@ def result_from_answer(
                 raise
             _warn(tool, str(broken))
             return ToolResult(content=_blocks(tool, "text/plain", answer))
+    media_type = answer.media_type
     if pointer or output is not None:
         kind = f"{media_type[:100] or 'no content type'}" if answer.body else "nothing"
         if not lenient:

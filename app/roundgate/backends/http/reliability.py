@@ -6,8 +6,8 @@
                                    └──── it fails ──────┘
 
 A 4xx answer is not a failure, so no caller can open the breaker with invalid requests. Each process
-counts separately. A request is retried only if it is safe to repeat (`Outgoing.is_repeatable`,
-`Outgoing.has_key`), or if no connection was made.
+counts separately. A request is retried only if it is repeatable or has a key, or if no connection
+was made.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from roundgate.backends.http.config import BreakerConfig, RemoteConfig, RetryConfig
+from roundgate.backends.http.messages import with_doubt
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
+from roundgate.net.request import DEFAULT_PORTS
 from roundgate.observability.metrics import Metrics
 
 AWAY: Final = frozenset({502, 503, 504})
@@ -49,65 +51,95 @@ class AttemptAnswer(Protocol):
         """The header `Retry-After`; `None` without it."""
 
 
-class Repeatable(Protocol):
-    """The part of a request that decides whether it may be sent again."""
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Return whether sending the request twice changes no more than sending it once."""
-
-    @property
-    def has_key(self) -> bool:
-        """Return whether the request has a key by which the service recognizes a repetition."""
-
-
 A = TypeVar("A", bound=AttemptAnswer)
 
 
-class Retries:
-    """The retry policy for one service."""
+class Attempts:
+    """The requests of one back end to one host: their retries and their circuit breaker."""
 
-    def __init__(self, config: RetryConfig | None, backend: str, clock: Clock) -> None:
-        self._config = config or RetryConfig(attempts=1)
-        self._backend = backend
+    def __init__(self, config: RemoteConfig, host: str, clock: Clock) -> None:
+        self._config = config.retry or RetryConfig(attempts=1)
+        self._backend = config.name
         self._clock = clock
+        self._breaker = (
+            None if config.breaker is None else Breaker(config.breaker, config.name, host, clock)
+        )
 
     async def send(
-        self, outgoing: Repeatable, once: Callable[[], Awaitable[A]], deadline: Deadline
+        self,
+        once: Callable[[], Awaitable[A]],
+        deadline: Deadline | None,
+        *,
+        is_repeatable: bool,
+        has_key: bool = False,
+        prepare: Callable[[], Awaitable[object]] | None = None,
     ) -> A:
         """Send a request with retries. Return the first answer that needs no retry, or the last
         answer.
 
         Args:
-            outgoing: the request.
             once: the function that sends the request.
             deadline: the call's deadline; no pause exceeds it.
+            is_repeatable: whether sending the request twice changes no more than sending it once.
+            has_key: whether the request has a key by which the service recognizes a repetition. A
+                key protects the attempts of one call only.
+            prepare: called before each attempt, unless the breaker is open.
 
         Raises:
-            BackendError: the last attempt raised it.
+            BackendError: the breaker is open, or the last attempt raised it. See `with_doubt`.
         """
+        try:
+            if self._config.attempts > 1:
+                return await self._retry(once, deadline, is_repeatable, has_key, prepare)
+            return await self._attempt(once, prepare)
+        except BackendError as error:
+            if has_key or not is_repeatable:
+                with_doubt(error)
+            raise
+
+    async def _attempt(
+        self,
+        once: Callable[[], Awaitable[A]],
+        prepare: Callable[[], Awaitable[object]] | None,
+    ) -> A:
+        if prepare is not None:
+            if self._breaker is not None:
+                self._breaker.check()
+            await prepare()
+        return await (once() if self._breaker is None else self._breaker.watch(once))
+
+    async def _retry(
+        self,
+        once: Callable[[], Awaitable[A]],
+        deadline: Deadline | None,
+        is_repeatable: bool,
+        has_key: bool,
+        prepare: Callable[[], Awaitable[object]] | None,
+    ) -> A:
         within = self._clock.deadline(self._config.within_s * 1000)
+        deadlines = [within] if deadline is None else [deadline, within]
         for attempt in range(1, self._config.attempts):
             try:
-                answer = await once()
+                answer = await self._attempt(once, prepare)
             except NoAnswer as error:
                 pause_s = self._pause_s(attempt, None)
-                is_safe = outgoing.is_repeatable or not error.reached
-                if not is_safe or not _fits(pause_s, deadline, within):
+                is_safe = is_repeatable or not error.reached
+                if not is_safe or not _fits(pause_s, *deadlines):
                     raise
                 reason = error.reason
             else:
-                if not _is_passing(answer, outgoing, attempt):
+                is_under_way = answer.status == UNDER_WAY and attempt > 1 and has_key
+                if not is_under_way and not (is_repeatable and answer.status in PASSING):
                     return answer
                 asked_s = retry_after_s(answer.retry_after, self._clock)
                 pause_s = self._pause_s(attempt, asked_s)
-                if not _fits(pause_s, deadline, within):
+                if not _fits(pause_s, *deadlines):
                     return answer
                 reason = f"it answered {answer.status}"
             fields = {"backend": self._backend, "attempt": attempt, "error": reason}
             log.info("a request is sent again", extra={"fields": fields})
             await self._clock.sleep(pause_s)
-        return await once()
+        return await self._attempt(once, prepare)
 
     def _pause_s(self, attempt: int, asked_s: float | None) -> float:
         """Return a pause in seconds, at random so that callers do not retry together. The pause is
@@ -115,12 +147,6 @@ class Retries:
         usual = min(self._config.pause_s * 2.0 ** (attempt - 1), MAX_PAUSE_S)
         spread = usual * self._clock.fraction()
         return usual / 2 + spread / 2 if asked_s is None else asked_s + spread
-
-
-def _is_passing(answer: AttemptAnswer, outgoing: Repeatable, attempt: int) -> bool:
-    if answer.status == UNDER_WAY:
-        return attempt > 1 and outgoing.has_key
-    return outgoing.is_repeatable and answer.status in PASSING
 
 
 def _fits(pause_s: float, *deadlines: Deadline) -> bool:
@@ -228,41 +254,18 @@ class Breaker:
         Metrics().circuit(self._backend, self._host, is_open=is_open)
 
 
-class Gate:
-    """The breaker of one host, if configured."""
-
-    def __init__(self, config: RemoteConfig, host: str, clock: Clock) -> None:
-        self._breaker = (
-            None if config.breaker is None else Breaker(config.breaker, config.name, host, clock)
-        )
-
-    def check(self) -> None:
-        """Raise BackendError while the breaker is open."""
-        if self._breaker is not None:
-            self._breaker.check()
-
-    async def through(self, send: Callable[[], Awaitable[A]]) -> A:
-        """Send a request through the breaker.
-
-        Raises:
-            BackendError: the breaker is open, or `send` raised it.
-        """
-        return await (send() if self._breaker is None else self._breaker.watch(send))
-
-
 class Hosts:
-    """The gates of one back end's hosts. Services at one host share a gate."""
+    """The hosts of one back end. Services at one host share a circuit breaker."""
 
     def __init__(self, config: RemoteConfig, clock: Clock | None = None) -> None:
         self._config = config
-        self.clock = clock or Clock()
-        self._gates: dict[str, Gate] = {}
+        self._clock = clock or Clock()
+        self._attempts: dict[str, Attempts] = {}
 
-    def gate(self, base_url: str) -> Gate:
-        """Return the gate of a base URL's host."""
+    def attempts(self, base_url: str) -> Attempts:
+        """Return the sender of requests to a base URL's host."""
         parts = urlsplit(base_url)
-        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
-        host = f"{parts.hostname}:{port}"
-        if host not in self._gates:
-            self._gates[host] = Gate(self._config, host, self.clock)
-        return self._gates[host]
+        host = f"{parts.hostname}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
+        if host not in self._attempts:
+            self._attempts[host] = Attempts(self._config, host, self._clock)
+        return self._attempts[host]

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
 from roundgate.backends.http.credentials import ServiceAccess, authenticated
-from roundgate.backends.http.messages import (
-    ACCEPTED,
-    Outgoing,
-    ServiceAnswer,
-    doubted,
-)
-from roundgate.backends.http.reliability import Hosts, Retries
+from roundgate.backends.http.messages import ACCEPTED, Outgoing, ServiceAnswer
+from roundgate.backends.http.reliability import Hosts
 from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
@@ -34,6 +30,7 @@ from roundgate.errors import (
 )
 from roundgate.lenient import Unpacker
 from roundgate.net.addresses import canonical_origin
+from roundgate.net.request import IdleLimit, Origin, Request
 from roundgate.observability.outgoing import OutgoingRequest, http_span
 
 if TYPE_CHECKING:
@@ -50,6 +47,10 @@ _HEADERS: Final = {
     "accept-encoding": ACCEPTED,
     "connection": "keep-alive",
 }
+_PLAIN_TARGET: Final = re.compile(r"/(?:[A-Za-z0-9._~!$&()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*")
+"""A path and query that no client encodes further. Segments of dots are excluded elsewhere."""
+_LONGEST_PLAIN: Final = 60_000
+"""The limit on its length; httpx refuses URLs that are longer than 65,536 characters."""
 
 log = logging.getLogger("roundgate.backends")
 
@@ -74,20 +75,20 @@ class Service:
             access: the credentials for every request.
             redacted: the function that redacts secrets from answers.
             certificates: TLS settings; `None` trusts the public authorities.
-            hosts: the gates that the back end's services share; `None` makes new gates.
+            hosts: the circuit breakers that the back end's services share; `None` makes new ones.
         """
         self.name = config.name
+        self.callers_headers = config.callers_headers
         self._config = config
-        self._base_url = base_url
+        self._base_url = base_url.rstrip("/")
+        self._base_path = ""
+        self._origin: Origin
         self._access = access
         self._phases = config.timeouts or TimeoutsConfig.model_construct()
         self._transport: PooledTransport | None = None
         self._redacted = redacted
         self._certificates = certificates
-        hosts = hosts or Hosts(config)
-        self._clock = hosts.clock
-        self._gate = hosts.gate(base_url)
-        self._retries = Retries(config.retry, config.name, hosts.clock)
+        self._attempts = (hosts or Hosts(config)).attempts(base_url)
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
@@ -111,96 +112,102 @@ class Service:
             BackendError: the service is unreachable, slow or busy, its breaker is open, or a
                 credential is unavailable.
         """
-        until = deadline or self._clock.deadline(None)
-
-        async def once() -> ServiceAnswer:
-            self._gate.check()
-            if (
-                self._access.tokens is not None
-            ):  # before the timeout of the service's request begins
-                await self._access.tokens.token()
-            return await self._gate.through(lambda: self._once(outgoing, timeout_s))
-
-        with doubted(not outgoing.is_safe_to_repeat):
-            return await self._retries.send(outgoing, once, until)
+        tokens = self._access.tokens
+        return await self._attempts.send(
+            lambda: self._once(outgoing, timeout_s),
+            deadline,
+            is_repeatable=outgoing.is_repeatable,
+            has_key=outgoing.has_key,
+            # before the timeout of the service's request begins
+            prepare=None if tokens is None else tokens.token,
+        )
 
     async def _once(self, outgoing: Outgoing, timeout_s: float) -> ServiceAnswer:
-        import httpx
-
-        request_line = f"{outgoing.method} {outgoing.path} of {self.name}"
-        headers, progress = dict(outgoing.headers), _Progress()
+        what = f"{outgoing.method} {outgoing.path} of {self.name}"
+        headers, sent = dict(outgoing.headers), (outgoing.path_and_query, outgoing.body)
+        request: Request | None = None
         try:
-            with http_span(
-                *(outgoing.method, self._base_url, outgoing.route, headers),
-                sent=(outgoing.path_and_query, outgoing.body),
-            ) as span:
+            with http_span(outgoing.method, self._base_url, outgoing.route, headers, sent) as span:
+                request = self._request(outgoing, headers)
                 async with asyncio.timeout(timeout_s):
-                    return await self._exchange(
-                        outgoing, headers, request_line, timeout_s, span, progress
-                    )
-        except (httpx.InvalidURL, httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
-            raise BackendError(
-                f"{request_line} failed: the request cannot be sent ({type(error).__name__})"
-            ) from None
-        except TimeoutError:
-            cause = progress.timeout()
-            raise no_answer(cause, request_line, timeout_s, self._config.timeouts) from None
-        except httpx.HTTPError as error:
-            raise no_answer(error, request_line, timeout_s, self._config.timeouts) from None
+                    return await self._exchange(request, outgoing, what, span)
+        except (BackendError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise failure(error, request, what, timeout_s, self._phases) from None
 
-    async def _exchange(
-        self,
-        outgoing: Outgoing,
-        headers: dict[str, str],
-        what: str,
-        timeout_s: float,
-        span: OutgoingRequest,
-        progress: _Progress,
-    ) -> ServiceAnswer:
-        import httpx
+    def _request(self, outgoing: Outgoing, headers: Mapping[str, str]) -> Request:
+        path, phases = outgoing.path_and_query, self._phases
+        if self._transport is None:
+            self._open()
+        target = f"{self._base_path}{path}"
+        if not _PLAIN_TARGET.fullmatch(path) or "/." in path or len(path) > _LONGEST_PLAIN:
+            from roundgate.net.http import read_url
 
-        from roundgate.net.http import make_request, redirected
-
-        transport = self._ready_transport()
-        timeout = {
-            "connect": self._phases.connect_s or timeout_s,
-            "read": self._phases.read_s or timeout_s,
-            "write": self._phases.write_s or timeout_s,
-            "pool": timeout_s,
-        }
+            target = read_url(self._base_url + path)[1]
         names = set(map(str.lower, headers))
         usual = [pair for pair in _HEADERS.items() if pair[0] not in names]
-        request = make_request(
+        return Request(
             outgoing.method,
-            self._base_url.rstrip("/") + outgoing.path_and_query,
+            self._origin,
+            target,
             [*usual, *headers.items()],
-            outgoing.body,
-            {"timeout": timeout, "trace": progress.note},
+            outgoing.body or b"",
+            None if phases.read_s is None else IdleLimit(phases.read_s),
+            phases.connect_s,
+            phases.write_s,
         )
+
+    def _open(self) -> None:
+        from roundgate.net.http import PooledTransport, read_url
+
+        self._origin, base_path = read_url(self._base_url)
+        self._base_path = base_path.rstrip("/")
+        self._transport = PooledTransport(
+            tls=None if self._certificates is None else self._certificates.context,
+            max_connections=self._config.max_connections,
+            keep_alive_s=self._config.keep_alive_s,
+            retries=1,
+        )
+
+    async def _exchange(
+        self, request: Request, outgoing: Outgoing, what: str, span: OutgoingRequest
+    ) -> ServiceAnswer:
+        assert self._transport is not None, "opened by `_request`"
+        send = _logged if log.isEnabledFor(logging.DEBUG) else authenticated
         for _ in range(_MAX_REDIRECTS + 1):
-            response = await _send(transport, request, self._access)
-            status = response.status_code
-            span.responded(status, response.http_version)
+            response = await send(self._transport.send, request, self._access)
+            span.responded(response.status, response.http_version)
             try:
-                answer_headers = response.headers
-                if status not in _REDIRECTS or "location" not in answer_headers:
-                    return await self._read(response, answer_headers, what, outgoing)
-                try:
-                    request = await redirected(request, status, answer_headers["location"])
-                except (httpx.InvalidURL, httpx.RemoteProtocolError, UnicodeError):
-                    raise UnexpectedAnswer(f"{what} redirects to an invalid URL") from None
-                if not _same_origin(str(request.url), self._base_url):
-                    raise UnexpectedAnswer(
-                        f"{what} redirects to another host, which the gateway does not follow"
-                    )
+                location = response.headers.get("location")
+                if response.status not in _REDIRECTS or location is None:
+                    return await self._read(response, what, outgoing)
+                self._redirect(request, response.status, location, what)
             finally:
                 await response.aclose()
         raise UnexpectedAnswer(f"{what} redirects more than {_MAX_REDIRECTS} times")
 
-    async def _read(
-        self, response: HttpAnswer, headers: Mapping[str, str], what: str, outgoing: Outgoing
-    ) -> ServiceAnswer:
-        limit = outgoing.max_bytes or self._config.max_response_bytes
+    def _redirect(self, request: Request, status: int, location: str, what: str) -> None:
+        """Change a request into the one that follows a redirect.
+
+        Raises:
+            UnexpectedAnswer: the URL is invalid, or has another origin.
+        """
+        import httpx
+
+        from roundgate.net.http import redirect
+
+        try:
+            redirect(request, status, location)
+        except (httpx.InvalidURL, UnicodeError):
+            raise UnexpectedAnswer(f"{what} redirects to an invalid URL") from None
+        if not _same_origin(request.url, self._base_url):
+            raise UnexpectedAnswer(
+                f"{what} redirects to another host, which the gateway does not follow"
+            )
+
+    async def _read(self, response: HttpAnswer, what: str, outgoing: Outgoing) -> ServiceAnswer:
+        limit, headers = outgoing.max_bytes or self._config.max_response_bytes, response.headers
         encoding = headers.get("content-encoding", "")
         try:
             unpacker = Unpacker(encoding, limit)
@@ -219,7 +226,7 @@ class Service:
                 f"{what} answered in an encoding that was not requested: {encoding[:50]!r}"
             ) from None
         answer = ServiceAnswer(
-            response.status_code,
+            response.status,
             response.reason.decode("ascii", "ignore"),
             headers.get("content-type", ""),
             body,
@@ -228,62 +235,25 @@ class Service:
         )
         return self._redacted(answer.in_utf8())
 
-    def _ready_transport(self) -> PooledTransport:
-        if self._transport is None:
-            from roundgate.net.http import PooledTransport
 
-            self._transport = PooledTransport(
-                tls=None if self._certificates is None else self._certificates.context,
-                max_connections=self._config.max_connections,
-                keep_alive_s=self._config.keep_alive_s,
-                retries=1,
-            )
-        return self._transport
-
-
-async def _send(
-    transport: PooledTransport, request: httpx.Request, access: ServiceAccess
+async def _logged(
+    send: Callable[[Request], Awaitable[HttpAnswer]], request: Request, access: ServiceAccess
 ) -> HttpAnswer:
     """Send a request with its credentials. Log the method, the URL without query and credentials,
     the status and the duration."""
-    begun = time.perf_counter()
+    begun, url = time.perf_counter(), request.url.partition("?")[0]
     status: int | str = "none"
     try:
-        response = await authenticated(transport.send, request, access)
-        status = response.status_code
+        response = await authenticated(send, request, access)
+        status = response.status
         return response
     except Exception as error:
         status = type(error).__name__
         raise
     finally:
-        if log.isEnabledFor(logging.DEBUG):
-            url = request.url.copy_with(query=None, fragment=None, userinfo=b"")
-            took_ms = round((time.perf_counter() - begun) * 1000, 2)
-            fields = {"method": request.method, "url": str(url), "status": status, "ms": took_ms}
-            log.debug("request to a service", extra={"fields": fields})
-
-
-class _Progress:
-    """The progress of a request, as httpcore reports it: at the limit on the whole request, only
-    that shows whether the service may have received it."""
-
-    def __init__(self) -> None:
-        self._connects = self._sends = False
-
-    async def note(self, event: str, _: Mapping[str, object]) -> None:
-        """Note an event of httpcore (https://www.encode.io/httpcore/extensions/#trace)."""
-        if event.endswith(".send_request_headers.started"):
-            self._sends = True
-        elif event.startswith("connection.connect_"):
-            self._connects = True
-
-    def timeout(self) -> TimeoutError | httpx.TimeoutException:
-        """Return the exception for a limit that has passed now."""
-        import httpx
-
-        if self._sends:
-            return TimeoutError()
-        return httpx.ConnectTimeout("") if self._connects else httpx.PoolTimeout("")
+        took_ms = round((time.perf_counter() - begun) * 1000, 2)
+        fields = {"method": request.method, "url": url, "status": status, "ms": took_ms}
+        log.debug("request to a service", extra={"fields": fields})
 
 
 def _same_origin(url: str, base_url: str) -> bool:
@@ -291,6 +261,27 @@ def _same_origin(url: str, base_url: str) -> bool:
         return canonical_origin(url) == canonical_origin(base_url)
     except ValueError:  # an invalid port
         return False
+
+
+def failure(
+    error: Exception,
+    request: Request | None,
+    what: str,
+    timeout_s: float,
+    phases: TimeoutsConfig | None,
+) -> Exception:
+    """Return the error for a request that failed with an exception from asyncio or httpx; any other
+    exception itself. `request` is `None` if its URL is invalid. See `no_answer` for the others."""
+    import httpx
+
+    if isinstance(error, (httpx.InvalidURL, httpx.LocalProtocolError, httpx.UnsupportedProtocol)):
+        return BackendError(f"{what} failed: the request cannot be sent ({type(error).__name__})")
+    if isinstance(error, TimeoutError) and request is not None and not request.is_sent:
+        is_connecting = request.is_connecting
+        error = httpx.ConnectTimeout("") if is_connecting else httpx.PoolTimeout("")
+    if isinstance(error, (TimeoutError, httpx.HTTPError)):
+        return no_answer(error, what, timeout_s, phases)
+    return error
 
 
 def no_answer(

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from roundgate.aio import Threads
 from roundgate.backends.base import DirectCall, Offering, Resource, ServerState, Shared, Tool
 from roundgate.backends.http.credentials import Accesses, authenticated
-from roundgate.backends.http.reliability import Gate, Hosts
+from roundgate.backends.http.reliability import Hosts
 from roundgate.backends.http.secrets import SECRET_NAME, AnswerRedactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.apps import has_pages
@@ -123,7 +123,7 @@ class McpBackend:
         self._access = self._accesses.general()
         self._certificates = Certificates(config.tls, origin.at("tls"))
         self._tls_digests = self._digest_tls_files()
-        self._gate: Gate = Hosts(config, self._clock).gate(config.url or "http://process")
+        self._attempts = Hosts(config, self._clock).attempts(config.url or "http://process")
         process_redactor = AnswerRedactor(self._secrets_of_process)
         self._redact = (process_redactor if config.command else self._accesses.redactor).of_bytes
         self._process_log = ProcessLog(config.name, self._clock, self._redact)
@@ -577,7 +577,7 @@ class McpBackend:
         return McpServer(
             self._config,
             partial(make_link, is_for_one_poll),
-            self._gate,
+            self._attempts,
             self._clock,
             listens=not is_for_one_poll,
             capabilities=capabilities,

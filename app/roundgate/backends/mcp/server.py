@@ -19,9 +19,8 @@ from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.backends.http.caller_headers import caller_headers
-from roundgate.backends.http.config import RetryConfig
-from roundgate.backends.http.messages import doubted, with_doubt
-from roundgate.backends.http.reliability import Gate, Retries
+from roundgate.backends.http.messages import with_doubt
+from roundgate.backends.http.reliability import Attempts
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.eras import refuses_to_ask
 from roundgate.backends.mcp.lists import LIST_S
@@ -140,13 +139,6 @@ class Restarts:
             self._not_before_ms = now_ms + pause_s(self._failures - 1, self._clock) * 1000
 
 
-class _Request(Struct, frozen=True):
-    """The properties of a request that decide about retries."""
-
-    is_repeatable: bool
-    has_key: bool = False
-
-
 class _Answer(Struct, frozen=True):
     """A result or refusal, with the status for retries and the circuit breaker."""
 
@@ -163,7 +155,7 @@ class McpServer:
         self,
         config: McpBackendConfig,
         make_link: MakeLink,
-        gate: Gate,
+        attempts: Attempts,
         clock: Clock,
         *,
         listens: bool = True,
@@ -179,10 +171,9 @@ class McpServer:
             "timeouts.read_s" if config.timeouts and config.timeouts.read_s else "timeout_s"
         )
         self._has_credentials = config.credential is not None or bool(config.fixed_headers)
-        self._gate = gate
+        self._attempts = attempts
         self._clock = clock
         self._listens = listens
-        self._retries = Retries(config.retry or RetryConfig(attempts=1), config.name, clock)
         self._connecting = asyncio.Lock()
         self._connection: Connection | None = None
         self._all_versions = self._versions = config.versions
@@ -312,21 +303,23 @@ class McpServer:
     ) -> T:
         """Call `exchange` within the back end's limits; return its result. Raise the same errors as
         `request` if it raises `ClientError` or `BackendError`."""
-        with doubted(not is_repeatable):
-            answer = await self._retries.send(
-                _Request(is_repeatable),
-                lambda: self._gate.through(lambda: self._attempt(exchange)),
-                deadline,
-            )
+        answer = await self._attempts.send(
+            lambda: self._attempt(exchange), deadline, is_repeatable=is_repeatable
+        )
         if answer.refusal is not None:
-            self._raise(answer.refusal)
+            raise self.backend_error(answer.refusal)
         result: T = answer.result
         return result
 
     async def _attempt(self, exchange: Callable[[], Awaitable[Any]]) -> _Answer:
         began_ms, status = self._clock.monotonic_ms(), "ok"
         try:
-            return await self._answer(exchange)
+            return _Answer(await exchange())
+        except ClientError as error:
+            status = type(error).__name__
+            if isinstance(error, HttpRefused) and not isinstance(error, AuthorizationFailed):
+                return _Answer({}, error.status, error)
+            raise self.backend_error(error) from None
         except Exception as error:
             status = type(error).__name__
             raise
@@ -335,20 +328,6 @@ class McpServer:
                 took_ms = round(self._clock.monotonic_ms() - began_ms, 2)
                 fields = {"backend": self.name, "status": status, "ms": took_ms}
                 log.debug("request to a server", extra={"fields": fields})
-
-    async def _answer(self, exchange: Callable[[], Awaitable[Any]]) -> _Answer:
-        try:
-            return _Answer(await exchange())
-        except AuthorizationFailed as error:
-            self._raise(error)
-        except HttpRefused as error:
-            return _Answer({}, error.status, error)
-        except ClientError as error:
-            self._raise(error)
-
-    def _raise(self, error: ClientError) -> NoReturn:
-        """Raise an error of the client library as a `BackendError`."""
-        raise self.backend_error(error) from None
 
     def backend_error(self, error: ClientError, *, is_in_doubt: bool = False) -> BackendError:
         """Return an error of the client library as a `BackendError`, with the gateway's remedies. See

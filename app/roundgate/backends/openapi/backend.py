@@ -184,7 +184,6 @@ class OpenApiBackend:
         idempotent = None if override is None else override.idempotent
         is_repeatable = row.method not in KEYED if idempotent is None else idempotent
         return Calling(
-            config,
             replace(index.plan(row), is_repeatable=is_repeatable),
             self._service(index.servers[row.server], names),
             config.timeout_s,
