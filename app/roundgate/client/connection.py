@@ -233,7 +233,8 @@ class Connection:
             BadAnswer: the server also forgets the new session, or violated the protocol.
             ClientError: see `Link.request`.
         """
-        await self.connect()
+        if self.server is None:
+            await self.connect()
         session_id = self.link.session_id
         try:
             return await self.link.request(method, params, may_repeat=may_repeat, listener=listener)

@@ -166,12 +166,13 @@ class Link:
             ConnectionLost, TimedOut: no complete answer arrived.
         """
         spoken = version or self._version()
+        has_sessions = not is_modern(spoken)
         for retry in range(_RETRIES + 1):
             message = self._message(method, params, spoken, listener)
             try:
                 with outgoing.client_span(message, spoken, self._peer, self.session_id) as span:
-                    async with self._in_time(method) as timeout:
-                        if is_modern(spoken):
+                    async with asyncio.timeout(self.limits.request_s) as timeout:
+                        if not has_sessions:
                             result = await self._exchange(message, spoken, listener)
                         else:
                             request = OlderRequest(self, listener, timeout)
@@ -182,11 +183,13 @@ class Link:
                                 raise
                     span.received(result)
                     return result
-            except (asyncio.CancelledError, TimedOut) as error:
+            except (asyncio.CancelledError, TimeoutError, TimedOut) as error:
                 was_sent = not isinstance(error, TimedOut) or error.was_sent
                 # lifecycle: "The initialize request MUST NOT be cancelled by clients"
-                if was_sent and not is_modern(spoken) and method != "initialize":
+                if was_sent and has_sessions and method != "initialize":
                     self._cancel(message["id"], spoken, listener)
+                if isinstance(error, TimeoutError):
+                    raise self._late(method) from None
                 raise
             except ConnectionLost as error:
                 if retry == _RETRIES or (error.was_sent and not may_repeat):
@@ -358,12 +361,15 @@ class Link:
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncGenerator[asyncio.Timeout, None]:
-        limit = self.limits.request_s
         try:
-            async with asyncio.timeout(limit) as timeout:
+            async with asyncio.timeout(self.limits.request_s) as timeout:
                 yield timeout
         except TimeoutError:
-            raise TimedOut(f"No answer to {what} within {limit:g} s (limit request_s)") from None
+            raise self._late(what) from None
+
+    def _late(self, what: str) -> TimedOut:
+        limit = self.limits.request_s
+        return TimedOut(f"No answer to {what} within {limit:g} s (limit request_s)")
 
     async def _deliver(self, message: Json, version: str, what: str, listener: Listener) -> None:
         """Send a message that is answered only by a status. Raise `HttpRefused` unless the status

@@ -433,7 +433,7 @@ class Reader:
         if self._observer is not None:
             self._observer("received", decoded, status)
         is_request = isinstance(decoded.get("method"), str)  # with the id null, it is refused
-        return decoded if is_request else without_none(**decoded)
+        return decoded if is_request or None not in decoded.values() else without_none(**decoded)
 
 
 def _documents(line: bytes) -> list[bytes]:
@@ -455,11 +455,13 @@ def id_of(message: Json) -> Any:
     match message.get("id"):
         case bool():
             return None
+        case int() as number:
+            return number
         case float() as number if number.is_integer():
             return int(number)
         case str() as text if text.isascii() and text.isdigit() and len(text) <= _LONGEST_ID:
             return int(text)
-        case int() | float() | str() as answered:
+        case float() | str() as answered:
             return answered
     return None
 

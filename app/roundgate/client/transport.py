@@ -294,21 +294,21 @@ class HttpxTransport:
             request.method,
             url.origin,
             url.target,
-            list(request.headers),
+            request.headers,
             request.body or b"",
             request.idle or IdleLimit(limits.idle_s),
             limits.connect_s,
             limits.idle_s,
         )
         try:
-            response = await self._send_through(self._send, built)
+            response = await self._send_through(self._ready().send, built)
         except Exception as error:
             raise _translated(error, url, limits) from None
         return _HttpxResponse(response, url, limits)
 
-    async def _send(self, request: Request) -> Unread:
+    def _ready(self) -> PooledTransport | _UsersClient:
         if self._http is not None:
-            return await _Foreign.send(self._http, request)
+            return _UsersClient(self._http)
         if self._own is None:
             from roundgate.net.http import PooledTransport
 
@@ -318,7 +318,7 @@ class HttpxTransport:
                 max_idle=_MAX_IDLE,
                 keep_alive_s=self._limits.keep_alive_s,
             )
-        return await self._own.send(request)
+        return self._own
 
     async def close(self) -> None:
         """Close every connection of the transport's own."""
@@ -350,7 +350,37 @@ class _HttpxResponse:
         await self._response.aclose()
 
 
-class _Foreign:
+class _UsersClient(Struct, frozen=True):
+    """The user's client, as a sender of requests."""
+
+    client: httpx.AsyncClient
+
+    async def send(self, request: Request) -> _UsersResponse:
+        """Send a request, without the client's default headers and cookies."""
+        import httpx
+
+        assert request.idle is not None, "set by `HttpxTransport.send`"
+        limits = {"connect": request.connect_s, "write": request.write_s, "read": None}
+        async with _limited(request.idle) as begin:
+
+            async def trace(event: str, _: Mapping[str, object]) -> None:
+                # names: https://www.encode.io/httpcore/extensions/#trace
+                if event.endswith(".receive_response_headers.started"):
+                    begin()
+
+            target = request.target.encode()
+            built = httpx.Request(
+                request.method,
+                request.url,
+                headers=[("Host", request.authority), *request.headers],
+                content=request.body or None,
+                extensions={"timeout": {**limits, "pool": None}, "target": target, "trace": trace},
+            )
+            response = await self.client.send(built, stream=True, auth=None, follow_redirects=False)
+        return _UsersResponse(response, request.idle)
+
+
+class _UsersResponse:
     """A response of the user's client."""
 
     def __init__(self, response: httpx.Response, idle: IdleLimit) -> None:
@@ -359,40 +389,6 @@ class _Foreign:
         self.http_version = response.http_version
         self._response = response
         self._idle = idle
-
-    @classmethod
-    async def send(cls, client: httpx.AsyncClient, request: Request) -> _Foreign:
-        """Send a request, without the client's default headers and cookies."""
-        import httpx
-
-        assert request.idle is not None, "set by `HttpxTransport.send`"
-        idle = request.idle
-        limits = {
-            "connect": request.connect_s,
-            "read": None,
-            "write": request.write_s,
-            "pool": request.pool_s,
-        }
-        async with _limited(idle) as begin:
-
-            async def trace(event: str, _: Mapping[str, object]) -> None:
-                # names: https://www.encode.io/httpcore/extensions/#trace
-                if event.endswith(".receive_response_headers.started"):
-                    begin()
-
-            built = httpx.Request(
-                request.method,
-                request.url,
-                headers=[("Host", request.authority), *request.headers],
-                content=request.body or None,
-                extensions={
-                    "timeout": limits,
-                    "target": request.target.encode(),
-                    "trace": trace,
-                },
-            )
-            sending = client.send(built, stream=True, auth=None, follow_redirects=False)
-            return cls(await sending, idle)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         parts = aiter(cast("httpx.AsyncByteStream", self._response.stream))

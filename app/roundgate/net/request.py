@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, TypeAlias
 
@@ -60,7 +60,7 @@ class Request(Struct):
     origin: Origin
     target: str
     """The path and query, percent-encoded."""
-    headers: list[tuple[str, str]]
+    headers: Sequence[tuple[str, str]]
     """The headers. `Host` and `Content-Length` are added, unless the body is a stream."""
     body: bytes | AsyncIterable[bytes] = b""
     idle: IdleLimit | None = None
@@ -92,5 +92,5 @@ class Request(Struct):
     def set_header(self, name: str, value: str) -> None:
         """Set a header, in place of others of the same name."""
         lower = name.lower()
-        self.headers = [pair for pair in self.headers if pair[0].lower() != lower]
-        self.headers.append((name, value))
+        others = [pair for pair in self.headers if pair[0].lower() != lower]
+        self.headers = [*others, (name, value)]

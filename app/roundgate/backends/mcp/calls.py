@@ -44,7 +44,7 @@ from roundgate.backends.mcp.server import (
     refuse_answers,
 )
 from roundgate.backends.mcp.tasks import view_from_wire
-from roundgate.backends.mcp.tools import UsableTool, own_meta, result_from_wire
+from roundgate.backends.mcp.tools import UsableTool, result_from_wire
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.service_tasks import check_request, may_hand_over
 from roundgate.client import Limits
@@ -151,7 +151,9 @@ class ToolCalls(Struct, frozen=True):
         except BackendError as error:
             raise NeedsEngine(error) from None
         is_result = "inputRequests" not in raw and raw.get("resultType", "complete") == "complete"
-        if not is_result or refuses_to_ask(_error_text(Result(raw))):
+        if not is_result or (
+            raw.get("isError") is True and refuses_to_ask(_error_text(Result(raw)))
+        ):
             raise NeedsEngine(raw)
         return result_from_wire(self.uris.in_result(raw), self.config.name)
 
@@ -390,8 +392,11 @@ def _questions_from_wire(required: AskingResult, server: str, context: Context) 
 def with_meta(params: Json, context: AnyContext) -> Json:
     """Return the params with the members of `_meta` that the gateway forwards, and the trace context."""
     raw = call_of(context).meta.raw
-    forwarded = {key: value for key, value in own_meta(raw).items() if key not in _OWN_MEMBERS}
-    meta = {**forwarded, **tracing.outgoing(raw)}
+    meta = {
+        key: value
+        for key, value in raw.items()
+        if not key.startswith(META) and key not in _OWN_MEMBERS
+    } | tracing.outgoing(raw)
     return {**params, "_meta": meta} if meta else params
 
 
@@ -399,6 +404,8 @@ def carried_capabilities(context: AnyContext) -> Json:
     """Return the capabilities whose questions the gateway can carry, and which the client declared
     or the gateway substitutes for it."""
     capabilities = call_of(context).capabilities
+    if not capabilities.declared and not capabilities.substituted:
+        return {}
     carried: Json = {
         name: {part: {} for part in declared if part in CARRIED[name]}
         for name, declared in capabilities.declared.items()
@@ -421,7 +428,7 @@ class Relay:
         self._server = server
         self._notices = 0
         self._wants_progress = meta.progress_token is not None or context.task_id is not None
-        self._token = token or context.deadline.clock.new_id()
+        self._token = token or (context.deadline.clock.new_id() if self._wants_progress else None)
         self.log_level = meta.log_level if context.task_id is None else None
         """The lowest level of log messages that the client requested; `None` for no messages, as in
         a task, which has no stream."""
@@ -434,7 +441,9 @@ class Relay:
             meta["progressToken"] = self._token
         if self.log_level is not None:
             meta[f"{META}logLevel"] = self.log_level
-        capabilities = merged([carried_capabilities(self._context), extensions])
+        capabilities = carried_capabilities(self._context)
+        if extensions:
+            capabilities = merged([capabilities, extensions])
         if pages := declared_extension(self._context):
             capabilities["extensions"] = {**capabilities.get("extensions", {}), **pages}
         caller_headers = self._server.caller_headers(self._context.principal)
@@ -445,8 +454,9 @@ class Relay:
         self._notices += 1
         if self._notices > MAX_NOTICES:
             raise BadAnswer(f"The server sends more than {MAX_NOTICES:,} notifications")
-        if method == "notifications/progress" and params.get("progressToken") == self._token:
-            await self._progress(params)
+        if method == "notifications/progress":
+            if self._token is not None and params.get("progressToken") == self._token:
+                await self._progress(params)
         elif self.log_level is None:
             return
         elif method == "notifications/message" and params.get("level") in LOG_LEVELS:

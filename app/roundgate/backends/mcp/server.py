@@ -195,6 +195,8 @@ class McpServer:
         Raises:
             BackendError: a value is too long.
         """
+        if not self._references:
+            return ()
         return tuple(caller_headers(self._references, principal).items())
 
     @property
@@ -210,6 +212,9 @@ class McpServer:
             ClientError: the server is unreachable, or speaks no common revision.
             BackendError: a credential is unavailable, or the process must not restart yet.
         """
+        connection = self._connection
+        if connection is not None and connection.server is not None and not has_ended(connection):
+            return connection
         async with self._connecting:
             if self._connection is not None and has_ended(self._connection):
                 await self._drop(self._connection)
