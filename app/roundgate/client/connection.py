@@ -108,6 +108,7 @@ class Connection:
         self._answers = answers
         self._clock = clock
         self._connecting = asyncio.Lock()
+        self._log_level: tuple[ServerInfo, str] | None = None
 
     async def connect(self) -> ServerInfo:
         """Negotiate the revision, unless it is known, and return the server's description."""
@@ -198,6 +199,15 @@ class Connection:
     async def request(self, method: str, params: Json) -> Json:
         """Return the result of any request, from the cache if it is fresh."""
         return await self._send(method, params, method in _REPEATABLE, NO_LISTENER)
+
+    async def set_log_level(self, level: str) -> None:
+        """Set the lowest level of log messages in the session of an older server, unless it is
+        already set."""
+        server = await self.connect()
+        has_level = not server.is_modern and "logging" in server.capabilities
+        if has_level and self._log_level != (server, level):
+            await self.request("logging/setLevel", {"level": level})
+            self._log_level = server, level
 
     async def _send(
         self,

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from roundgate.background import detached
+from roundgate.background import cancelled, detached
 from roundgate.client import messages
 from roundgate.client.auth import Auth
 from roundgate.client.messages import (
@@ -473,10 +473,8 @@ class SessionStream:
 
     async def close(self) -> None:
         """Stop reading."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-            self._reading = None
+        reading, self._reading = self._reading, None
+        await cancelled(reading)
 
     async def _read(self, is_settled: asyncio.Event) -> None:
         last_id: str | None = None
@@ -574,9 +572,7 @@ class OlderRequest:
             return await exchange
         finally:
             among.remove(self)
-            for task in (exchange, *self._answering):
-                task.cancel()
-            await asyncio.gather(exchange, *self._answering, return_exceptions=True)
+            await cancelled(exchange, *self._answering)
             self._failure.cancel()
 
     def detach(self, open_ids: Collection[str | int]) -> Position | None:

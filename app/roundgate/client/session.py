@@ -112,7 +112,6 @@ class Client:
             answers=Answers.of(answers),
             clock=self._clock,
         )
-        self._log_level: tuple[ServerInfo, str] | None = None
 
     async def __aenter__(self) -> Client:
         return self
@@ -344,8 +343,8 @@ class Client:
         if server.is_modern or has_older_tasks(server):
             # The listed tool decides which headers the call has, and whether it must be a task.
             await tools.read_once()
-        if options.on_log is not None and not server.is_modern:
-            await self._set_log_level(server, options.log_level)
+        if options.on_log is not None:
+            await connection.set_log_level(options.log_level)
         for attempt in (1, 2):
             tool = tools.known(name)
             headers = [] if tool is None or not server.is_modern else of_arguments(tool, arguments)
@@ -374,12 +373,6 @@ class Client:
                     raise
             await tools.read_again()
         raise AssertionError("the second attempt returns or raises")
-
-    async def _set_log_level(self, server: ServerInfo, level: str) -> None:
-        """Set the lowest log level of an older server's session, unless it is already set."""
-        if "logging" in server.capabilities and self._log_level != (server, level):
-            await self.request("logging/setLevel", {"level": level})
-            self._log_level = server, level
 
     async def _through_rounds(
         self, method: str, params: Json, target: str, answers: AnswersLike

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from roundgate.background import detached
+from roundgate.background import cancelled, detached
 from roundgate.client.messages import (
     META,
     NO_LISTENER,
@@ -212,7 +212,8 @@ class StdioLink:
                 return result
         except TimeoutError:
             self._count_unanswered(revision)
-            if pending.is_over:
+            # timers of an event loop may be some milliseconds early
+            if asyncio.get_running_loop().time() >= pending.ends_s - 0.01:
                 limit = f"{self.limits.request_s:g} s (limit request_s)"
             else:
                 limit = f"{idle_s:g} s" if is_probe else f"{idle_s:g} s (limit idle_s)"
@@ -306,11 +307,7 @@ class StdioLink:
             await _closes(process)
 
     async def _stop_reading(self) -> None:
-        pinging = [] if self._pinging is None else [self._pinging]
-        tasks = [*self._reading, *self._answering, *pinging]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._reading, *self._answering, self._pinging)
         self._reading.clear()
 
     # -- writing -----------------------------------------------------------------------------------
@@ -587,14 +584,9 @@ class _Pending:
         self.listener = listener
         self.limit_s = limit_s
         self.idle = IdleLimit(limit_s)
-        self._ends_s = asyncio.get_running_loop().time() + whole_s
+        self.ends_s = asyncio.get_running_loop().time() + whole_s
         self._received: deque[Json | ClientError] = deque()
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the time for the whole request has passed."""
-        return asyncio.get_running_loop().time() >= self._ends_s
 
     def has_token(self, token: Any) -> bool:
         return token is not None and (self.listener.meta or {}).get("progressToken") == token
@@ -624,14 +616,14 @@ class _Pending:
                 raise received
             if "method" not in received:
                 return received
-            async with asyncio.timeout_at(self._ends_s):
+            async with asyncio.timeout_at(self.ends_s):
                 await self.listener.notify(received)
 
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
         self.idle.begin(self._expire)
-        end = loop.call_at(self._ends_s, self._expire)
+        end = loop.call_at(self.ends_s, self._expire)
         try:
             await self._waiter
         finally:

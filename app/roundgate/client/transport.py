@@ -26,7 +26,7 @@ from roundgate.errors import (
     UnknownEncoding,
 )
 from roundgate.lenient import Unpacker
-from roundgate.net.request import DEFAULT_PORTS, IdleLimit, Request
+from roundgate.net.request import DEFAULT_PORTS, IdleLimit, Request, Unread
 from roundgate.protocol import is_plain_host
 
 if TYPE_CHECKING:
@@ -239,21 +239,8 @@ def _not_unpacked(response: HttpResponse) -> BadAnswer:
     )
 
 
-Send: TypeAlias = Callable[[Request], Awaitable["Unread"]]
-SendThrough: TypeAlias = Callable[[Send, Request], Awaitable["Unread"]]
-
-
-class Unread(Protocol):
-    """A response of the user's client, or of the gateway's own transport, before its body is
-    read."""
-
-    status: int
-    http_version: str
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-    async def aclose(self) -> None: ...
+Send: TypeAlias = Callable[[Request], Awaitable[Unread]]
+SendThrough: TypeAlias = Callable[[Send, Request], Awaitable[Unread]]
 
 
 async def _send_as_built(send: Send, request: Request) -> Unread:

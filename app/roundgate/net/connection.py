@@ -15,7 +15,6 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from functools import cached_property
 from typing import Any, Final, cast
 
 import httptools
@@ -253,6 +252,9 @@ class HttpAnswer(httpx.AsyncByteStream):
         self.http_version = ""
         """The version of HTTP, such as `HTTP/1.1`."""
         self.raw_headers: list[tuple[bytes, bytes]] = []
+        self.headers: dict[str, str] = {}
+        """The headers by name in lower case, once the head has arrived; the values of one name are
+        joined by commas."""
         self.has_ended = False
         """Whether the answer is complete, or its connection has failed."""
         self._connection = connection
@@ -272,15 +274,6 @@ class HttpAnswer(httpx.AsyncByteStream):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    @cached_property
-    def headers(self) -> dict[str, str]:
-        """The headers by name in lower case; the values of one name are joined by commas."""
-        headers: dict[str, str] = {}
-        for raw_name, raw_value in self.raw_headers:
-            name, value = raw_name.decode("ascii").lower(), _header_text(raw_value)
-            headers[name] = f"{headers[name]}, {value}" if name in headers else value
-        return headers
-
     async def head(self) -> None:
         """Return when the head has arrived.
 
@@ -294,6 +287,9 @@ class HttpAnswer(httpx.AsyncByteStream):
         if not self._has_head:
             assert self._error is not None, "an answer without a head ends with an error"
             raise self._error
+        for raw_name, raw_value in self.raw_headers:
+            name, value = raw_name.decode("ascii").lower(), _header_text(raw_value)
+            self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -94,3 +94,15 @@ class Request(Struct):
         lower = name.lower()
         others = [pair for pair in self.headers if pair[0].lower() != lower]
         self.headers = [*others, (name, value)]
+
+
+class Unread(Protocol):
+    """An answer whose body has not been read."""
+
+    status: int
+    http_version: str
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def aclose(self) -> None: ...

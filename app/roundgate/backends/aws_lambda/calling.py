@@ -55,7 +55,7 @@ from roundgate.backends.dialogue import (
 from roundgate.backends.exchange import AnsweredJob, NotNow, follow
 from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.http.endpoint import ToolEndpoint
-from roundgate.backends.http.messages import ServiceAnswer, doubted, result_from_answer
+from roundgate.backends.http.messages import ServiceAnswer, result_from_answer, with_doubt
 from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
 from roundgate.observability.outgoing import OutgoingRequest, function_span
@@ -107,8 +107,12 @@ class FunctionCalling(Struct, frozen=True):
             BackendError: the answer is an error, or does not match the declared result.
         """
         tool = self.tool
-        with doubted(not (tool.read_only or tool.idempotent)):
+        try:
             return result_from_answer(tool.name, answer, tool.result, self.output)
+        except BackendError as error:
+            if not (tool.read_only or tool.idempotent):
+                with_doubt(error)
+            raise
 
     def cleaned(self, data: bytes) -> bytes:
         """Remove the configuration's secrets from an answer."""

@@ -44,7 +44,7 @@ from roundgate.backends.http.secrets import (
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import SecretTexts
 from roundgate.errors import BackendError, ConfigError, Problem
-from roundgate.net.request import Request
+from roundgate.net.request import Request, Unread
 from roundgate.settings import Origin, Secret
 
 _KEPT: Final = 4
@@ -163,15 +163,6 @@ class Accesses:
             | of_headers(self._headers, self._secrets)
             | tokens.union(self._session_tokens)
         )
-
-
-class Unread(Protocol):
-    """An answer whose body has not been read."""
-
-    @property
-    def status(self) -> int: ...
-    async def aclose(self) -> None:
-        """Release the connection."""
 
 
 U = TypeVar("U", bound=Unread)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct, field
@@ -126,17 +125,6 @@ def with_doubt(error: BackendError) -> BackendError:
     if isinstance(error, UnexpectedAnswer) or (isinstance(error, NoAnswer) and error.reached):
         error.args = (f"{error}{DOUBT}",)
     return error
-
-
-@contextmanager
-def doubted(is_in_doubt: bool) -> Iterator[None]:
-    """Add the doubt of `with_doubt` to the errors of a block."""
-    try:
-        yield
-    except BackendError as error:
-        if is_in_doubt:
-            with_doubt(error)
-        raise
 
 
 Send: TypeAlias = Callable[[Outgoing], Awaitable[ServiceAnswer]]

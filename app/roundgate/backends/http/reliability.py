@@ -88,9 +88,30 @@ class Attempts:
         Raises:
             BackendError: the breaker is open, or the last attempt raised it. See `with_doubt`.
         """
+        within = self._clock.deadline(self._config.within_s * 1000)
+        deadlines = [within] if deadline is None else [deadline, within]
         try:
-            if self._config.attempts > 1:
-                return await self._retry(once, deadline, is_repeatable, has_key, prepare)
+            for attempt in range(1, self._config.attempts):
+                try:
+                    answer = await self._attempt(once, prepare)
+                except NoAnswer as error:
+                    pause_s = self._pause_s(attempt, None)
+                    is_safe = is_repeatable or not error.reached
+                    if not is_safe or not _fits(pause_s, *deadlines):
+                        raise
+                    reason = error.reason
+                else:
+                    is_under_way = answer.status == UNDER_WAY and attempt > 1 and has_key
+                    if not is_under_way and not (is_repeatable and answer.status in PASSING):
+                        return answer
+                    asked_s = retry_after_s(answer.retry_after, self._clock)
+                    pause_s = self._pause_s(attempt, asked_s)
+                    if not _fits(pause_s, *deadlines):
+                        return answer
+                    reason = f"it answered {answer.status}"
+                fields = {"backend": self._backend, "attempt": attempt, "error": reason}
+                log.info("a request is sent again", extra={"fields": fields})
+                await self._clock.sleep(pause_s)
             return await self._attempt(once, prepare)
         except BackendError as error:
             if has_key or not is_repeatable:
@@ -107,39 +128,6 @@ class Attempts:
                 self._breaker.check()
             await prepare()
         return await (once() if self._breaker is None else self._breaker.watch(once))
-
-    async def _retry(
-        self,
-        once: Callable[[], Awaitable[A]],
-        deadline: Deadline | None,
-        is_repeatable: bool,
-        has_key: bool,
-        prepare: Callable[[], Awaitable[object]] | None,
-    ) -> A:
-        within = self._clock.deadline(self._config.within_s * 1000)
-        deadlines = [within] if deadline is None else [deadline, within]
-        for attempt in range(1, self._config.attempts):
-            try:
-                answer = await self._attempt(once, prepare)
-            except NoAnswer as error:
-                pause_s = self._pause_s(attempt, None)
-                is_safe = is_repeatable or not error.reached
-                if not is_safe or not _fits(pause_s, *deadlines):
-                    raise
-                reason = error.reason
-            else:
-                is_under_way = answer.status == UNDER_WAY and attempt > 1 and has_key
-                if not is_under_way and not (is_repeatable and answer.status in PASSING):
-                    return answer
-                asked_s = retry_after_s(answer.retry_after, self._clock)
-                pause_s = self._pause_s(attempt, asked_s)
-                if not _fits(pause_s, *deadlines):
-                    return answer
-                reason = f"it answered {answer.status}"
-            fields = {"backend": self._backend, "attempt": attempt, "error": reason}
-            log.info("a request is sent again", extra={"fields": fields})
-            await self._clock.sleep(pause_s)
-        return await self._attempt(once, prepare)
 
     def _pause_s(self, attempt: int, asked_s: float | None) -> float:
         """Return a pause in seconds, at random so that callers do not retry together. The pause is
@@ -254,18 +242,13 @@ class Breaker:
         Metrics().circuit(self._backend, self._host, is_open=is_open)
 
 
-class Hosts:
-    """The hosts of one back end. Services at one host share a circuit breaker."""
-
-    def __init__(self, config: RemoteConfig, clock: Clock | None = None) -> None:
-        self._config = config
-        self._clock = clock or Clock()
-        self._attempts: dict[str, Attempts] = {}
-
-    def attempts(self, base_url: str) -> Attempts:
-        """Return the sender of requests to a base URL's host."""
-        parts = urlsplit(base_url)
-        host = f"{parts.hostname}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
-        if host not in self._attempts:
-            self._attempts[host] = Attempts(self._config, host, self._clock)
-        return self._attempts[host]
+def host_attempts(
+    config: RemoteConfig, base_url: str, known: dict[str, Attempts], clock: Clock
+) -> Attempts:
+    """Return the sender of requests to a base URL's host. Services at one host share the sender in
+    `known`, and so its circuit breaker."""
+    parts = urlsplit(base_url)
+    host = f"{parts.hostname}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
+    if host not in known:
+        known[host] = Attempts(config, host, clock)
+    return known[host]

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
 from roundgate.backends.http.credentials import ServiceAccess, authenticated
 from roundgate.backends.http.messages import ACCEPTED, Outgoing, ServiceAnswer
-from roundgate.backends.http.reliability import Hosts
+from roundgate.backends.http.reliability import Attempts, host_attempts
 from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.backends.http.tls import Certificates
-from roundgate.clock import Deadline
+from roundgate.clock import Clock, Deadline
 from roundgate.errors import (
     AnswerTooLarge,
     BackendError,
@@ -29,7 +29,6 @@ from roundgate.errors import (
     UnknownEncoding,
 )
 from roundgate.lenient import Unpacker
-from roundgate.net.addresses import canonical_origin
 from roundgate.net.request import IdleLimit, Origin, Request
 from roundgate.observability.outgoing import OutgoingRequest, http_span
 
@@ -48,9 +47,8 @@ _HEADERS: Final = {
     "connection": "keep-alive",
 }
 _PLAIN_TARGET: Final = re.compile(r"/(?:[A-Za-z0-9._~!$&()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*")
-"""A path and query that no client encodes further. Segments of dots are excluded elsewhere."""
 _LONGEST_PLAIN: Final = 60_000
-"""The limit on its length; httpx refuses URLs that are longer than 65,536 characters."""
+"""The limit on a plain target; httpx refuses URLs that are longer than 65,536 characters."""
 
 log = logging.getLogger("roundgate.backends")
 
@@ -65,7 +63,7 @@ class Service:
         access: ServiceAccess,
         redacted: AnswerRedactor,
         certificates: Certificates | None = None,
-        hosts: Hosts | None = None,
+        hosts: dict[str, Attempts] | None = None,
     ) -> None:
         """Store the settings; open no connection yet.
 
@@ -75,7 +73,7 @@ class Service:
             access: the credentials for every request.
             redacted: the function that redacts secrets from answers.
             certificates: TLS settings; `None` trusts the public authorities.
-            hosts: the circuit breakers that the back end's services share; `None` makes new ones.
+            hosts: the senders, by host, that the back end's services share.
         """
         self.name = config.name
         self.callers_headers = config.callers_headers
@@ -88,7 +86,8 @@ class Service:
         self._transport: PooledTransport | None = None
         self._redacted = redacted
         self._certificates = certificates
-        self._attempts = (hosts or Hosts(config)).attempts(base_url)
+        known = {} if hosts is None else hosts
+        self._attempts = host_attempts(config, base_url, known, Clock())
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
@@ -141,7 +140,7 @@ class Service:
         if self._transport is None:
             self._open()
         target = f"{self._base_path}{path}"
-        if not _PLAIN_TARGET.fullmatch(path) or "/." in path or len(path) > _LONGEST_PLAIN:
+        if not is_plain_target(path):
             from roundgate.net.http import read_url
 
             target = read_url(self._base_url + path)[1]
@@ -201,7 +200,7 @@ class Service:
             redirect(request, status, location)
         except (httpx.InvalidURL, UnicodeError):
             raise UnexpectedAnswer(f"{what} redirects to an invalid URL") from None
-        if not _same_origin(request.url, self._base_url):
+        if request.origin != self._origin:
             raise UnexpectedAnswer(
                 f"{what} redirects to another host, which the gateway does not follow"
             )
@@ -236,6 +235,13 @@ class Service:
         return self._redacted(answer.in_utf8())
 
 
+def is_plain_target(target: str) -> bool:
+    """Return whether a path with its query is sent as it is: nothing has to be encoded, and no
+    segment consists of dots."""
+    is_plain = len(target) <= _LONGEST_PLAIN and _PLAIN_TARGET.fullmatch(target) is not None
+    return is_plain and "/." not in target
+
+
 async def _logged(
     send: Callable[[Request], Awaitable[HttpAnswer]], request: Request, access: ServiceAccess
 ) -> HttpAnswer:
@@ -254,13 +260,6 @@ async def _logged(
         took_ms = round((time.perf_counter() - begun) * 1000, 2)
         fields = {"method": request.method, "url": url, "status": status, "ms": took_ms}
         log.debug("request to a service", extra={"fields": fields})
-
-
-def _same_origin(url: str, base_url: str) -> bool:
-    try:
-        return canonical_origin(url) == canonical_origin(base_url)
-    except ValueError:  # an invalid port
-        return False
 
 
 def failure(

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from roundgate.aio import Threads
 from roundgate.backends.base import DirectCall, Offering, Resource, ServerState, Shared, Tool
 from roundgate.backends.http.credentials import Accesses, authenticated
-from roundgate.backends.http.reliability import Hosts
+from roundgate.backends.http.reliability import host_attempts
 from roundgate.backends.http.secrets import SECRET_NAME, AnswerRedactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.apps import has_pages
@@ -34,18 +34,17 @@ from roundgate.backends.mcp.held import HeldCalls
 from roundgate.backends.mcp.jobs import JobCalls, job_problems
 from roundgate.backends.mcp.listening import Listening
 from roundgate.backends.mcp.pins import Pins
-from roundgate.backends.mcp.process_log import ProcessLog
 from roundgate.backends.mcp.prompts import make_prompts
 from roundgate.backends.mcp.requests import ServerRequests
 from roundgate.backends.mcp.resources import make_resources, unlisted_resource
-from roundgate.backends.mcp.server import CARRIED, INFO, McpServer, pause_s
+from roundgate.backends.mcp.server import CARRIED, INFO, McpServer, ProcessLog, pause_s
 from roundgate.backends.mcp.skills import ServerSkills
 from roundgate.backends.mcp.snapshot import ServerSnapshot, read_snapshot
 from roundgate.backends.mcp.tasks import ServerTasks
 from roundgate.backends.mcp.tools import MAX_NAME, UsableTool
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.modules import Modules
-from roundgate.background import detached
+from roundgate.background import cancelled, detached
 from roundgate.client import Answers, HttpxTransport, Limits, ServerInfo, Url
 from roundgate.client.connection import Connection
 from roundgate.client.link import Link
@@ -123,8 +122,14 @@ class McpBackend:
         self._access = self._accesses.general()
         self._certificates = Certificates(config.tls, origin.at("tls"))
         self._tls_digests = self._digest_tls_files()
-        self._attempts = Hosts(config, self._clock).attempts(config.url or "http://process")
-        process_redactor = AnswerRedactor(self._secrets_of_process)
+        url = config.url or "http://process"
+        self._attempts = host_attempts(config, url, {}, self._clock)
+        secret = [
+            value
+            for name, value in config.env.items()
+            if value.references or SECRET_NAME.search(name)
+        ]
+        process_redactor = AnswerRedactor(partial(shared.secrets.known, secret))
         self._redact = (process_redactor if config.command else self._accesses.redactor).of_bytes
         self._process_log = ProcessLog(config.name, self._clock, self._redact)
         self._received = Received(config.name)
@@ -202,14 +207,14 @@ class McpBackend:
             if name not in quarantined["tools"] and name not in invalid_jobs
         ]
         requests = self._requests if snapshot.info.is_modern else self._older_requests
-        prompts, other_prompts = make_prompts(
-            lists, requests, self._config.prompts, self._uris, self._clock
-        )
+        prompts, other_prompts = make_prompts(lists, requests, self._config.prompts, self._uris)
         resources, other_resources = make_resources(
-            lists, requests, self._config.resources, self._uris, self._listening, self._clock
+            lists, requests, self._config.resources, self._uris, self._listening
         )
         skills, other_skills = ServerSkills.from_list(
-            *(snapshot.skills, self._server, self._clock, self._config.resources),
+            snapshot.skills,
+            self._server,
+            self._config.resources,
             self._pins.accepts_skill if self._pins.quarantines else None,
         )
         prompts = [
@@ -246,7 +251,7 @@ class McpBackend:
             resources,
             unlisted=self._unlisted(snapshot, skills),
             skill_source=skills if snapshot.skills.is_declared else None,
-            task_source=ServerTasks(self._server, self._clock, self._uris) if has_tasks else None,
+            task_source=ServerTasks(self._server, self._uris) if has_tasks else None,
             files=self._files,
             left_out=self._problems(snapshot, invalid_jobs, refused, unaccepted),
             may_list=lists.declared & {"prompts", "resources"},
@@ -319,7 +324,6 @@ class McpBackend:
     # -- the parts of the offer --------------------------------------------------------------------
 
     async def _poll(self, server: McpServer) -> ServerSnapshot:
-        """See `read_snapshot`."""
         check_arguments = self._config.check_arguments
         return await read_snapshot(server, self._snapshot, check_arguments=check_arguments)
 
@@ -349,7 +353,6 @@ class McpBackend:
                 await server.aclose()
 
     def _make_polled(self, capabilities: Json) -> McpServer:
-        """Return a connection for one poll."""
         return self._make_server(capabilities if self._may_ask else {}, is_for_one_poll=True)
 
     def _can_ask(self, server: McpServer, snapshot: ServerSnapshot) -> bool:
@@ -459,11 +462,8 @@ class McpBackend:
 
     async def aclose(self) -> None:
         """Stop following the server; end its sessions and processes."""
-        tasks = [task for task in (self._following, self._state.listening) if task is not None]
-        self._following = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        following, self._following = self._following, None
+        await cancelled(following, self._state.listening)
         if self._held is not None:
             await self._held.aclose()
         await self._held_transport.close()
@@ -654,14 +654,6 @@ class McpBackend:
             received=self._received,
             is_patient=not is_for_one_poll,
         )
-
-    def _secrets_of_process(self) -> frozenset[str]:
-        secret = [
-            value
-            for name, value in self._config.env.items()
-            if value.references or SECRET_NAME.search(name)
-        ]
-        return self._shared.secrets.known(secret)
 
 
 def _slow(limit_s: float) -> str:

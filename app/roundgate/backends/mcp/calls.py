@@ -162,7 +162,10 @@ class ToolCalls(Struct, frozen=True):
         await self.require_accepted(self.tool.name)
         relay = Relay(context, self.server)
         if (level := relay.log_level) is not None:
-            await self._set_log_level(level)
+            try:
+                await (await self.server.connection()).set_log_level(level)
+            except ClientError as error:
+                log.debug("a server refused a log level", exc_info=error)
         return await self.server.request(
             "tools/call",
             with_meta(params, context),
@@ -248,12 +251,6 @@ class ToolCalls(Struct, frozen=True):
         """Return whether the call may become a task of the server. A call that is a task of the
         gateway must not become one."""
         return self.has_tasks and may_hand_over(context)
-
-    async def _set_log_level(self, level: str) -> None:
-        try:
-            await self.server.set_log_level(level)
-        except ClientError as error:
-            log.debug("a server refused a log level", exc_info=error)
 
     def _outcome(self, raw: Json | CallOutcome, context: Context) -> Recorded:
         may_be_task = self._may_be_task(context)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from roundgate.backends.mcp.server import McpServer, pause_s
 from roundgate.backends.mcp.uris import Uris
-from roundgate.background import detached
+from roundgate.background import cancelled, detached
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
 from roundgate.client.following import Subscription
@@ -67,9 +67,7 @@ class Listening:
     async def aclose(self) -> None:
         """Unsubscribe from all resources."""
         self._wanted = frozenset()
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        await cancelled(self._running)
 
     def _report(self, method: Any, params: Any) -> None:
         """Report a change of a resource. The URI of the notification may name a sub-resource."""
@@ -133,13 +131,13 @@ class Listening:
                 except TimeoutError:
                     raise BadAnswer("The server did not acknowledge subscriptions/listen") from None
                 finally:
-                    await _cancel(previous)
+                    await cancelled(previous)
                 await _wait_for_first(reading, self._wake)
                 if reading.done():
                     reading.result()
                     return
         finally:
-            await _cancel(reading)
+            await cancelled(reading)
 
     async def _read(
         self, connection: Connection, wanted: frozenset[str], opened: asyncio.Event
@@ -204,13 +202,6 @@ async def _wait_for_first(task: asyncio.Task[Any], event: asyncio.Event) -> None
         await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
-
-
-async def _cancel(task: asyncio.Task[None] | None) -> None:
-    """Cancel a task, if any, and wait for its end."""
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def _ignore(uri: str) -> None:

@@ -12,14 +12,13 @@ from roundgate.backends.mcp.requests import ServerRequests
 from roundgate.backends.mcp.tools import MAX_NAME, LeftOut, without_hop
 from roundgate.backends.mcp.uris import Uris
 from roundgate.client.types import Json, is_object_list, without_nulls
-from roundgate.clock import Clock
 from roundgate.errors import UnexpectedAnswer
 from roundgate.protocol import ForwardedPrompt
 from roundgate.replay import Context
 
 
 def make_prompts(
-    lists: Lists, requests: ServerRequests, config: PartConfig, uris: Uris, clock: Clock
+    lists: Lists, requests: ServerRequests, config: PartConfig, uris: Uris
 ) -> tuple[list[Prompt], list[LeftOut]]:
     """Return the selected prompts that can be served, and records of the others."""
     prompts: dict[str, Prompt] = {}
@@ -40,7 +39,7 @@ def make_prompts(
         prompts[name] = Prompt(
             without_hop(raw),
             _getter(name, requests, uris),
-            {argument: requests.completes(reference, argument, clock) for argument in completed},
+            {argument: requests.completes(reference, argument) for argument in completed},
             frozenset(config.scopes),
         )
     return list(prompts.values()), others

@@ -37,9 +37,7 @@ from roundgate.backends.mcp.eras import refuses_to_ask
 from roundgate.backends.mcp.held import CallOutcome, HeldCalls, can_hold
 from roundgate.backends.mcp.server import CHANGED, McpServer, answers_questions
 from roundgate.client import Limits
-from roundgate.client.messages import Listener
 from roundgate.client.types import Json
-from roundgate.clock import Clock
 from roundgate.errors import (
     BackendError,
     InvalidParams,
@@ -110,17 +108,17 @@ class ServerRequests(Struct, frozen=True):
         async def exchange() -> Mapping[str, Any]:
             if self.is_older and answers_questions(params):
                 return recorded(McpRefusal(CHANGED.format(server=self.server.name)))
-            held_calls = self.held_calls
-            can_ask = held_calls is not None and can_hold(context)
+            held_calls = self.held_calls if can_hold(context) else None
             try:
-                if can_ask and self.is_older:
-                    return recorded(await self._begin(context, method, params))
+                if self.is_older:
+                    return recorded(await self._request(context, method, params, held_calls))
                 try:
-                    return recorded(await self._send(context, method, params))
+                    return recorded(await self._request(context, method, params, None))
                 except BackendError as error:
-                    if not can_ask or not refuses_to_ask(str(error)) or answers_questions(params):
+                    cannot_ask = refuses_to_ask(str(error)) and not answers_questions(params)
+                    if held_calls is None or not cannot_ask:
                         raise
-                    return recorded(await self._begin(context, method, params))  # see `mcp.eras`
+                    return recorded(await self._request(context, method, params, held_calls))
             except UnexpectedAnswer:
                 raise
             except NeedsCapability as error:
@@ -132,24 +130,19 @@ class ServerRequests(Struct, frozen=True):
 
         return exchange
 
-    async def _send(self, context: Context, method: str, params: Json) -> Recorded:
-        listener = Relay(context, self.server).listener((), {})
-        raw = await self.server.request(
-            method, with_meta(params, context), listener, context.deadline, is_repeatable=True
-        )
+    async def _request(
+        self, context: Context, method: str, params: Json, held_calls: HeldCalls | None
+    ) -> Recorded:
+        """Send a request; with `held_calls`, in a session of its caller (see `mcp.eras`)."""
+        listener, full = Relay(context, self.server).listener((), {}), with_meta(params, context)
+        deadline = context.deadline
+        raw: Json | CallOutcome
+        if held_calls is None:
+            raw = await self.server.request(method, full, listener, deadline, is_repeatable=True)
+        else:
+            begin = partial(held_calls.begin, context, method, full, listener)
+            raw = await self.server.limited(begin, deadline, is_repeatable=True)
         return self._outcome(raw, context)
-
-    async def _begin(self, context: Context, method: str, params: Json) -> Recorded:
-        """Make a request in a session of its caller."""
-        held_calls = self.held_calls
-        assert held_calls is not None, "checked by `_exchange`"
-        listener = Relay(context, self.server).listener((), {})
-        outcome = await self.server.limited(
-            lambda: held_calls.begin(context, method, with_meta(params, context), listener),
-            context.deadline,
-            is_repeatable=True,
-        )
-        return self._outcome(outcome, context)
 
     def _answer(self, context: Context, questions: Questions, answers: Mapping[str, Any]) -> Step:
         held_calls = self.held_calls
@@ -177,29 +170,16 @@ class ServerRequests(Struct, frozen=True):
             return ResourceNotFound(params["uri"])
         return (InvalidParams if reason.startswith("error ") else Unavailable)(text)
 
-    def completes(self, ref: Mapping[str, str], argument: str, clock: Clock) -> Complete:
-        """Return a function that completes an argument of a prompt or resource template.
-
-        Args:
-            ref: the reference to the prompt or template, as the server knows it.
-            argument: the name of the argument.
-            clock: the clock of the process.
-        """
+    def completes(self, ref: Mapping[str, str], argument: str) -> Complete:
+        """Return a function that completes an argument of the prompt or resource template that the
+        server knows as `ref`."""
 
         async def complete(caller: Principal, text: str, others: Mapping[str, str]) -> Completion:
             params: Json = {"ref": dict(ref), "argument": {"name": argument, "value": text}}
             if others:
                 params["context"] = {"arguments": dict(others)}
-            deadline = clock.deadline(COMPLETE_S * 1000)
             try:
-                own = self.server.caller_headers(caller)
-                raw = await self.server.request(
-                    "completion/complete",
-                    params,
-                    Listener(capabilities={}, caller_headers=own),
-                    deadline,
-                    is_repeatable=True,
-                )
+                raw = await self.server.ask("completion/complete", params, COMPLETE_S, caller)
             except UnexpectedAnswer:
                 raise
             except BackendError as error:

@@ -17,7 +17,6 @@ from roundgate.backends.mcp.requests import ServerRequests
 from roundgate.backends.mcp.tools import LeftOut, own_meta, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Pattern, Uris
 from roundgate.client.types import Json, is_object_list, without_nulls
-from roundgate.clock import Clock
 from roundgate.errors import ResourceNotFound, UnexpectedAnswer
 from roundgate.protocol import (
     BlobResourceContents,
@@ -35,7 +34,6 @@ def make_resources(
     config: PartConfig,
     uris: Uris,
     reporter: ChangeReporter,
-    clock: Clock,
 ) -> tuple[list[Resource], list[LeftOut]]:
     """Return the selected resources and templates that can be served, and records of the others."""
     served: dict[tuple[str, str], Resource] = {}
@@ -50,7 +48,7 @@ def make_resources(
                     raise ValueError(f"the server lists another resource with this {member}")
                 resource = _resource(raw, member, requests, config, uris)
                 if member == "uriTemplate":
-                    resource = _completed(resource, uri, lists, requests, uris, clock)
+                    resource = _completed(resource, uri, lists, requests)
                 served[member, uri] = replace(resource, reporter=reporter)
             except ValueError as error:
                 others.append(left_out(raw, member, error))
@@ -98,21 +96,14 @@ class _Selected(Struct, frozen=True):
 
 
 def _completed(
-    resource: Resource,
-    template: str,
-    lists: Lists,
-    requests: ServerRequests,
-    uris: Uris,
-    clock: Clock,
+    resource: Resource, template: str, lists: Lists, requests: ServerRequests
 ) -> Resource:
     """Return a template with completions of its variables, if the server supports completions."""
     if "completions" not in lists.declared:
         return resource
     reference = {"type": "ref/resource", "uri": template}
     names = Pattern.parse(template).variables
-    return replace(
-        resource, complete={name: requests.completes(reference, name, clock) for name in names}
-    )
+    return replace(resource, complete={name: requests.completes(reference, name) for name in names})
 
 
 async def _read(

@@ -24,6 +24,7 @@ from roundgate.backends.http.reliability import Attempts
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.eras import refuses_to_ask
 from roundgate.backends.mcp.lists import LIST_S
+from roundgate.background import cancelled
 from roundgate.client import Answers, ServerInfo
 from roundgate.client.connection import Connection
 from roundgate.client.flows import LEGACY, WholeList
@@ -47,6 +48,7 @@ from roundgate.errors import (
     RpcError,
     ServerRefused,
     TimedOut,
+    Unavailable,
     UnexpectedAnswer,
 )
 from roundgate.protocol import notifications
@@ -73,6 +75,11 @@ STEADY_MS: Final = 60_000
 """Milliseconds after which a process counts as steady: if it then ends, it restarts without a pause."""
 MAX_REQUIRED: Final = 1_000
 """The maximum size, in characters, of the capabilities in a server's error that is passed on."""
+MAX_LINES: Final = 100
+"""The maximum number of lines that are logged in `LINES_S` seconds; further lines are counted."""
+LINES_S: Final = 10.0
+MAX_CHARS: Final = 2_000
+"""The maximum number of characters of a logged line."""
 CHANGED: Final = (
     "The answers to the questions of {server} cannot be sent: the server or its settings have changed "
     "since it asked. The call may have taken effect; check before you repeat it"
@@ -139,6 +146,33 @@ class Restarts:
             self._not_before_ms = now_ms + pause_s(self._failures - 1, self._clock) * 1000
 
 
+class ProcessLog:
+    """Logs the standard error of a process, at a limited rate."""
+
+    def __init__(self, name: str, clock: Clock, redact: Callable[[bytes], bytes]) -> None:
+        self._name = name
+        self._clock = clock
+        self._redact = redact
+        self._since_ms = 0.0
+        self._lines = 0
+
+    def write(self, line: str) -> None:
+        """Log a line, unless the rate is exceeded."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._since_ms > LINES_S * 1000:
+            if self._lines > MAX_LINES:
+                fields = {"backend": self._name, "n": self._lines - MAX_LINES}
+                log.warning("lines of a server are left out", extra={"fields": fields})
+            self._since_ms, self._lines = now_ms, 0
+        self._lines += 1
+        if self._lines <= MAX_LINES and line.strip():
+            text = self._redact(line.encode()).decode("utf-8", "replace")[:MAX_CHARS]
+            log.info(
+                "standard error of a server",
+                extra={"fields": {"backend": self._name, "line": text}},
+            )
+
+
 class _Answer(Struct, frozen=True):
     """A result or refusal, with the status for retries and the circuit breaker."""
 
@@ -180,7 +214,6 @@ class McpServer:
         self._older_versions = config.older_versions
         self._started_ms = 0.0
         self._restarts = Restarts(config.name, clock)
-        self._log_level: tuple[ServerInfo, str] | None = None
 
     async def aclose(self) -> None:
         """End the session or the process, and close the connections."""
@@ -280,10 +313,29 @@ class McpServer:
             lambda: self._exchange(method, params, listener), deadline, is_repeatable=is_repeatable
         )
 
+    async def ask(
+        self,
+        method: str,
+        params: Json,
+        limit_s: float,
+        principal: Principal | None = None,
+        capabilities: Json | None = None,
+    ) -> Json:
+        """Send a repeatable request that is no call, for a caller if there is one; return its
+        unchanged result. Retries end after `limit_s` seconds. Raise Unavailable if no answer
+        arrives, and otherwise BackendError as `request` does."""
+        own = () if principal is None else self.caller_headers(principal)
+        listener = Listener(capabilities=capabilities or {}, caller_headers=own)
+        deadline = self._clock.deadline(limit_s * 1000)
+        try:
+            return await self.request(method, params, listener, deadline, is_repeatable=True)
+        except NoAnswer as error:
+            raise Unavailable(str(error)) from None
+
     async def _exchange(self, method: str, params: Json, listener: Listener) -> Json:
         connection = await self.connection()
-        server = await connection.connect()
-        if not server.is_modern and answers_questions(params):
+        server = connection.server
+        if server is not None and not server.is_modern and answers_questions(params):
             refuse_answers(self.name)
         try:
             return await connection.exchange(method, params, listener, may_repeat=False)
@@ -372,17 +424,6 @@ class McpServer:
                 return UnexpectedAnswer(f"{name} failed: {fact}", reason="violated the protocol")
         return BackendError(f"{name} failed: {fact}")
 
-    async def set_log_level(self, level: str) -> None:
-        """Set the minimum level of log messages in the session of an older server, unless the level
-        is already set."""
-        connection = await self.connection()
-        server = connection.server
-        if server is None or server.is_modern or "logging" not in server.capabilities:
-            return
-        if self._log_level != (server, level):
-            await connection.request("logging/setLevel", {"level": level})
-            self._log_level = server, level
-
     # -- lists -------------------------------------------------------------------------------------
 
     async def tools(self) -> tuple[ServerInfo, WholeList]:
@@ -414,9 +455,7 @@ class McpServer:
             elif listening is not None:
                 await listening
         finally:
-            if listening is not None:
-                listening.cancel()
-                await asyncio.gather(listening, return_exceptions=True)
+            await cancelled(listening)
 
 
 def answers_questions(params: Json) -> bool:

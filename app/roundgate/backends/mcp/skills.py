@@ -25,18 +25,8 @@ from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Uris
 from roundgate.backends.skills.source import Directory
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
-from roundgate.client.messages import Listener
 from roundgate.client.types import Json, is_object_list
-from roundgate.clock import Clock
-from roundgate.errors import (
-    BackendError,
-    BadAnswer,
-    HttpRefused,
-    NoAnswer,
-    RpcError,
-    Unavailable,
-    UnexpectedAnswer,
-)
+from roundgate.errors import BackendError, BadAnswer, HttpRefused, RpcError, UnexpectedAnswer
 from roundgate.protocol import skills
 from roundgate.protocol.skills import DYNAMIC, EXTENSION, SKILL_FILE, children_of, media_type
 
@@ -89,7 +79,6 @@ class ServerSkills(Struct, frozen=True):
     """The skills of one server (`SkillSource`)."""
 
     server: McpServer
-    clock: Clock
     config: PartConfig
     """The selection of resources, and their scopes."""
     uris: Uris
@@ -104,7 +93,6 @@ class ServerSkills(Struct, frozen=True):
         cls,
         skill_list: SkillList,
         server: McpServer,
-        clock: Clock,
         config: PartConfig,
         accepts: Accepts | None,
     ) -> tuple[ServerSkills, list[LeftOut]]:
@@ -126,7 +114,7 @@ class ServerSkills(Struct, frozen=True):
         listed = list(entries.values())
         # a directory of the server may have files of quarantined skills
         has_directories = skill_list.has_directories and accepts is None
-        return cls(server, clock, config, uris, listed, has_directories, accepts), others
+        return cls(server, config, uris, listed, has_directories, accepts), others
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -218,12 +206,8 @@ class ServerSkills(Struct, frozen=True):
             Unavailable: the server did not answer.
             BackendError: the server refused the request.
         """
-        deadline = self.clock.deadline(LIMIT_S * 1000)
-        listener = Listener(capabilities={})
         try:
-            return await self.server.request(method, params, listener, deadline, is_repeatable=True)
-        except NoAnswer as error:
-            raise Unavailable(str(error)) from None
+            return await self.server.ask(method, params, LIMIT_S)
         except BackendError as error:
             if error.reason in _UNKNOWN:
                 return None

@@ -13,10 +13,8 @@ from roundgate.backends.mcp.server import McpServer
 from roundgate.backends.mcp.tools import without_hop
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.service_tasks import task_view
-from roundgate.client.messages import Listener
 from roundgate.client.types import Json
-from roundgate.clock import Clock
-from roundgate.errors import BackendError, NoAnswer, TaskNotFound, Unavailable
+from roundgate.errors import BackendError, TaskNotFound
 from roundgate.protocol import REQUIRED, TaskView
 
 LIMIT_S: Final = 10.0
@@ -40,7 +38,6 @@ class ServerTasks(Struct, frozen=True):
     """The tasks of one server."""
 
     server: McpServer
-    clock: Clock
     uris: Uris
 
     async def get(self, task_id: str, principal: Principal) -> TaskView:
@@ -70,14 +67,9 @@ class ServerTasks(Struct, frozen=True):
 
     async def _ask(self, method: str, params: Json, principal: Principal) -> Json:
         capabilities = {"extensions": dict(REQUIRED["extensions"])}
-        own = self.server.caller_headers(principal)
-        listener = Listener(capabilities=capabilities, caller_headers=own)
-        deadline = self.clock.deadline(LIMIT_S * 1000)
         try:
             # all three methods are idempotent (tasks extension)
-            return await self.server.request(method, params, listener, deadline, is_repeatable=True)
-        except NoAnswer as error:
-            raise Unavailable(str(error)) from None
+            return await self.server.ask(method, params, LIMIT_S, principal, capabilities)
         except BackendError as error:
             if error.reason == _UNKNOWN:
                 raise TaskNotFound from None

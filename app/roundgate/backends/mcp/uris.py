@@ -88,6 +88,8 @@ class Uris(Struct, frozen=True):
 
     def in_block(self, block: Json) -> Json:
         """Return a content block with the gateway's URIs."""
+        if block.get("type") == "text" and "_meta" not in block:
+            return block
         block = dict(self.in_meta(block))
         match block:
             case {"type": "resource_link", "uri": str(uri)}:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +35,7 @@ from roundgate.settings import Origin
 
 if TYPE_CHECKING:
     from roundgate.backends.http.exchanges import Calling
-    from roundgate.backends.http.reliability import Hosts
+    from roundgate.backends.http.reliability import Attempts
     from roundgate.backends.http.service import Service
 
 _REMEDY: Final = "run `roundgate compile` with this file again, and keep the written file beside it"
@@ -56,6 +55,7 @@ class OpenApiBackend:
         self._accesses = Accesses(config, origin, shared, config.credentials)
         self._certificates = Certificates(config.tls, origin.at("tls"))
         self._services: dict[tuple[str, frozenset[str]], Service] = {}
+        self._attempts: dict[str, Attempts] = {}
 
     async def offer(self) -> Offering:
         """Return the tools of the index.
@@ -204,15 +204,9 @@ class OpenApiBackend:
                 self._accesses.of(sorted(names)) if names else self._accesses.general(),
                 self._accesses.redactor,
                 self._certificates,
-                self._hosts,
+                self._attempts,
             )
         return self._services[key]
-
-    @cached_property
-    def _hosts(self) -> Hosts:
-        from roundgate.backends.http.reliability import Hosts
-
-        return Hosts(self._config)
 
 
 def _index(
