@@ -256,7 +256,7 @@ class HttpxTransport:
         *,
         tls: ssl.SSLContext | None = None,
         http: httpx.AsyncClient | None = None,
-        send: SendThrough = _send_as_built,
+        send: SendThrough | None = None,
     ) -> None:
         """Prepare the transport without opening a connection.
 
@@ -269,7 +269,7 @@ class HttpxTransport:
                 for authentication that needs more than headers.
         """
         self._limits = limits
-        self._send_through = send
+        self._send_through = send or _send_as_built
         self._tls = tls
         self._http = http
         self._own: PooledTransport | None = None
@@ -288,14 +288,14 @@ class HttpxTransport:
             limits.idle_s,
         )
         try:
-            response = await self._send_through(self._ready().send, built)
+            response = await self._send_through(self._sender(), built)
         except Exception as error:
             raise _translated(error, url, limits) from None
         return _HttpxResponse(response, url, limits)
 
-    def _ready(self) -> PooledTransport | _UsersClient:
+    def _sender(self) -> Send:
         if self._http is not None:
-            return _UsersClient(self._http)
+            return partial(_send_by_user, self._http)
         if self._own is None:
             from roundgate.net.http import PooledTransport
 
@@ -305,7 +305,7 @@ class HttpxTransport:
                 max_idle=_MAX_IDLE,
                 keep_alive_s=self._limits.keep_alive_s,
             )
-        return self._own
+        return self._own.send
 
     async def close(self) -> None:
         """Close every connection of the transport's own."""
@@ -337,34 +337,29 @@ class _HttpxResponse:
         await self._response.aclose()
 
 
-class _UsersClient(Struct, frozen=True):
-    """The user's client, as a sender of requests."""
+async def _send_by_user(client: httpx.AsyncClient, request: Request) -> _UsersResponse:
+    """Send a request through the user's client, without its default headers and cookies."""
+    import httpx
 
-    client: httpx.AsyncClient
+    assert request.idle is not None, "set by `HttpxTransport.send`"
+    limits = {"connect": request.connect_s, "write": request.write_s, "read": None}
+    async with _limited(request.idle) as begin:
 
-    async def send(self, request: Request) -> _UsersResponse:
-        """Send a request, without the client's default headers and cookies."""
-        import httpx
+        async def trace(event: str, _: Mapping[str, object]) -> None:
+            # names: https://www.encode.io/httpcore/extensions/#trace
+            if event.endswith(".receive_response_headers.started"):
+                begin()
 
-        assert request.idle is not None, "set by `HttpxTransport.send`"
-        limits = {"connect": request.connect_s, "write": request.write_s, "read": None}
-        async with _limited(request.idle) as begin:
-
-            async def trace(event: str, _: Mapping[str, object]) -> None:
-                # names: https://www.encode.io/httpcore/extensions/#trace
-                if event.endswith(".receive_response_headers.started"):
-                    begin()
-
-            target = request.target.encode()
-            built = httpx.Request(
-                request.method,
-                request.url,
-                headers=[("Host", request.authority), *request.headers],
-                content=request.body or None,
-                extensions={"timeout": {**limits, "pool": None}, "target": target, "trace": trace},
-            )
-            response = await self.client.send(built, stream=True, auth=None, follow_redirects=False)
-        return _UsersResponse(response, request.idle)
+        target = request.target.encode()
+        built = httpx.Request(
+            request.method,
+            request.url,
+            headers=[("Host", request.authority), *request.headers],
+            content=request.body or None,
+            extensions={"timeout": {**limits, "pool": None}, "target": target, "trace": trace},
+        )
+        response = await client.send(built, stream=True, auth=None, follow_redirects=False)
+    return _UsersResponse(response, request.idle)
 
 
 class _UsersResponse:

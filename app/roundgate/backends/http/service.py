@@ -46,9 +46,8 @@ _HEADERS: Final = {
     "accept-encoding": ACCEPTED,
     "connection": "keep-alive",
 }
-_PLAIN_TARGET: Final = re.compile(r"/(?:[A-Za-z0-9._~!$&()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*")
-_LONGEST_PLAIN: Final = 60_000
-"""The limit on a plain target; httpx refuses URLs that are longer than 65,536 characters."""
+_PLAIN_TARGET: Final = re.compile(r"/(?:[A-Za-z0-9._~!$&()*+,;=:@/?-]|%[0-9A-Fa-f]{2}){0,60000}")
+"""httpx refuses URLs that are longer than 65,536 characters."""
 
 log = logging.getLogger("roundgate.backends")
 
@@ -238,8 +237,7 @@ class Service:
 def is_plain_target(target: str) -> bool:
     """Return whether a path with its query is sent as it is: nothing has to be encoded, and no
     segment consists of dots."""
-    is_plain = len(target) <= _LONGEST_PLAIN and _PLAIN_TARGET.fullmatch(target) is not None
-    return is_plain and "/." not in target
+    return _PLAIN_TARGET.fullmatch(target) is not None and "/." not in target
 
 
 async def _logged(

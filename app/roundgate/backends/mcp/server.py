@@ -228,8 +228,6 @@ class McpServer:
         Raises:
             BackendError: a value is too long.
         """
-        if not self._references:
-            return ()
         return tuple(caller_headers(self._references, principal).items())
 
     @property
