@@ -243,12 +243,12 @@ class Breaker:
 
 
 def host_attempts(
-    config: RemoteConfig, base_url: str, known: dict[str, Attempts], clock: Clock
+    config: RemoteConfig, base_url: str, known: dict[str, Attempts], clock: Clock | None = None
 ) -> Attempts:
     """Return the sender of requests to a base URL's host. Services at one host share the sender in
     `known`, and so its circuit breaker."""
     parts = urlsplit(base_url)
     host = f"{parts.hostname}:{parts.port or DEFAULT_PORTS[parts.scheme]}"
     if host not in known:
-        known[host] = Attempts(config, host, clock)
+        known[host] = Attempts(config, host, clock or Clock())
     return known[host]

@@ -20,7 +20,7 @@ from roundgate.backends.http.messages import ACCEPTED, Outgoing, ServiceAnswer
 from roundgate.backends.http.reliability import Attempts, host_attempts
 from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.backends.http.tls import Certificates
-from roundgate.clock import Clock, Deadline
+from roundgate.clock import Deadline
 from roundgate.errors import (
     AnswerTooLarge,
     BackendError,
@@ -86,7 +86,7 @@ class Service:
         self._redacted = redacted
         self._certificates = certificates
         known = {} if hosts is None else hosts
-        self._attempts = host_attempts(config, base_url, known, Clock())
+        self._attempts = host_attempts(config, base_url, known)
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
