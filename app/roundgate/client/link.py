@@ -572,7 +572,8 @@ class OlderRequest:
             return await exchange
         finally:
             among.remove(self)
-            await cancelled(exchange, *self._answering)
+            if self._answering or self._failure.done() or not exchange.done():
+                await cancelled(exchange, *self._answering)
             self._failure.cancel()
 
     def detach(self, open_ids: Collection[str | int]) -> Position | None:
