@@ -22,7 +22,9 @@ def test_httpx_writes_a_plain_target_as_it_is(target: str) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE"])
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize("location", ["/b?c=1", "d", "https://other.example:8443/e", "//f.example/"])
+@pytest.mark.parametrize(
+    "location", ["/b?c=1", "d", "https://other.example:8443/e", "//f.example/"]
+)
 async def test_a_redirect_is_the_one_of_httpx(method: str, status: int, location: str) -> None:
     request = Request(method, ORIGIN, "/a/x", [("X-Own", "1")], b"body")
     redirect(request, status, location)
