@@ -26,7 +26,7 @@ from roundgate.errors import (
     UnknownEncoding,
 )
 from roundgate.lenient import Unpacker
-from roundgate.net.request import DEFAULT_PORTS, IdleLimit, Request, Unread
+from roundgate.net.request import DEFAULT_PORTS, IdleLimit, Unread, WireRequest
 from roundgate.protocol import is_plain_host
 
 if TYPE_CHECKING:
@@ -239,11 +239,11 @@ def _not_unpacked(response: HttpResponse) -> BadAnswer:
     )
 
 
-Send: TypeAlias = Callable[[Request], Awaitable[Unread]]
-SendThrough: TypeAlias = Callable[[Send, Request], Awaitable[Unread]]
+Send: TypeAlias = Callable[[WireRequest], Awaitable[Unread]]
+SendThrough: TypeAlias = Callable[[Send, WireRequest], Awaitable[Unread]]
 
 
-async def _send_as_built(send: Send, request: Request) -> Unread:
+async def _send_as_built(send: Send, request: WireRequest) -> Unread:
     return await send(request)
 
 
@@ -277,7 +277,7 @@ class HttpxTransport:
     async def send(self, request: HttpRequest) -> HttpResponse:
         """Send a request and return its response once the head has arrived. See `Transport`."""
         url, limits = request.url, self._limits
-        built = Request(
+        built = WireRequest(
             request.method,
             url.origin,
             url.target,
@@ -337,7 +337,7 @@ class _HttpxResponse:
         await self._response.aclose()
 
 
-async def _send_by_user(client: httpx.AsyncClient, request: Request) -> _UsersResponse:
+async def _send_by_user(client: httpx.AsyncClient, request: WireRequest) -> _UsersResponse:
     """Send a request through the user's client, without its default headers and cookies."""
     import httpx
 

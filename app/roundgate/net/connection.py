@@ -21,7 +21,7 @@ import httptools
 import httpx
 from aiohappyeyeballs import start_connection
 
-from roundgate.net.request import IdleLimit, Origin, Request
+from roundgate.net.request import IdleLimit, Origin, WireRequest
 
 MAX_HEAD_BYTES: Final = 131_072
 """The limit in bytes for an answer's head together with the interim answers before it. It is also
@@ -96,7 +96,7 @@ class HttpConnection(asyncio.Protocol):
         self._may_write = asyncio.Event()
         self._may_write.set()
 
-    async def send(self, request: Request) -> HttpAnswer:
+    async def send(self, request: WireRequest) -> HttpAnswer:
         """Send a request; return its answer, which has not arrived. The caller closes the
         connection after an error.
 
@@ -122,7 +122,7 @@ class HttpConnection(asyncio.Protocol):
         return answer
 
     async def _send_stream(
-        self, head: bytes, body: AsyncIterable[bytes], request: Request, answer: HttpAnswer
+        self, head: bytes, body: AsyncIterable[bytes], request: WireRequest, answer: HttpAnswer
     ) -> None:
         declared = request.header("content-length")
         is_chunked = request.header("transfer-encoding") is not None
@@ -429,7 +429,7 @@ class HttpAnswer(httpx.AsyncByteStream):
             self.raw_headers, self.reason = [], b""
 
 
-def _head(request: Request) -> bytes:
+def _head(request: WireRequest) -> bytes:
     """Return the head of a request.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any, cast
 import httpx
 
 from roundgate.net.connection import HttpAnswer, HttpConnection, connect
-from roundgate.net.request import DEFAULT_PORTS, IdleLimit, Origin, Request
+from roundgate.net.request import DEFAULT_PORTS, IdleLimit, Origin, WireRequest
 
 
 @cache
@@ -91,7 +91,7 @@ class PooledTransport(httpx.AsyncBaseTransport):
         read_s = limits.get("read")
         target: bytes = extensions.get("target") or url.raw_path
         answer = await self.send(
-            Request(
+            WireRequest(
                 request.method,
                 _origin(url),
                 target.decode("latin-1"),
@@ -114,7 +114,7 @@ class PooledTransport(httpx.AsyncBaseTransport):
             extensions={"http_version": version, "reason_phrase": answer.reason},
         )
 
-    async def send(self, request: Request) -> HttpAnswer:
+    async def send(self, request: WireRequest) -> HttpAnswer:
         """Send a request and return its answer, with the body unread. The connection is free again
         when the body has arrived, or the answer is closed.
 
@@ -217,7 +217,7 @@ def _origin(url: httpx.URL) -> Origin:
     return url.scheme, url.raw_host.decode("ascii"), port
 
 
-def redirect(request: Request, status: int, location: str) -> None:
+def redirect(request: WireRequest, status: int, location: str) -> None:
     """Change a request into the one that follows a redirect, with the method that browsers and
     httpx choose.
 

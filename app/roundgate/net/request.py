@@ -53,8 +53,8 @@ class IdleLimit:
             self._timer = loop.call_later(self._limit_s, self._expire)
 
 
-class Request(Struct):
-    """A request. Limits are in seconds; `None` is no limit."""
+class WireRequest(Struct):
+    """A request to write to a connection. Limits are in seconds; `None` is no limit."""
 
     method: str
     origin: Origin

@@ -15,7 +15,7 @@ import uvloop
 
 from roundgate.net.connection import MAX_HEAD_BYTES, HttpAnswer, HttpConnection, connect
 from roundgate.net.http import PooledTransport, make_client, read_url, trust_store
-from roundgate.net.request import Request
+from roundgate.net.request import WireRequest
 from tests.support.authority import Authority
 from tests.support.scripted import Converse, serving
 
@@ -147,7 +147,7 @@ async def test_a_long_answer_that_comes_before_the_request_is_read_arrives() -> 
 
     async with serving(converse) as url:
         transport, (origin, target) = PooledTransport(), read_url(url)
-        request = Request("POST", origin, target, [], bytes(20_000_000), write_s=PATIENCE_S)
+        request = WireRequest("POST", origin, target, [], bytes(20_000_000), write_s=PATIENCE_S)
         answer = await transport.send(request)
         assert (answer.status, sum([len(part) async for part in answer])) == (413, 20_000_000)
         await transport.aclose()
@@ -192,7 +192,7 @@ async def test_a_request_is_not_sent_on_a_connection_that_ended_meanwhile(first:
         connection = await connect(origin, trust_store(), PATIENCE_S, lambda _: None)
         await asyncio.sleep(0.1)
         with pytest.raises(httpx.ConnectError):
-            await connection.send(Request("GET", origin, target, []))
+            await connection.send(WireRequest("GET", origin, target, []))
         connection.close()
 
 

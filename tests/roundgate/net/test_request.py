@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from roundgate.backends.http.service import is_plain_target
 from roundgate.net.http import read_url, redirect
-from roundgate.net.request import Request
+from roundgate.net.request import WireRequest
 
 ORIGIN = ("https", "service.example", 443)
 
@@ -26,7 +26,7 @@ def test_httpx_writes_a_plain_target_as_it_is(target: str) -> None:
     "location", ["/b?c=1", "d", "https://other.example:8443/e", "//f.example/"]
 )
 async def test_a_redirect_is_the_one_of_httpx(method: str, status: int, location: str) -> None:
-    request = Request(method, ORIGIN, "/a/x", [("X-Own", "1")], b"body")
+    request = WireRequest(method, ORIGIN, "/a/x", [("X-Own", "1")], b"body")
     redirect(request, status, location)
 
     def answer(sent: httpx.Request) -> httpx.Response:
@@ -42,7 +42,9 @@ async def test_a_redirect_is_the_one_of_httpx(method: str, status: int, location
 
 
 def test_a_header_replaces_others_of_its_name() -> None:
-    request = Request("GET", ("http", "::1", 8080), "/", [("X-A", "1"), ("x-b", "2"), ("x-a", "3")])
+    request = WireRequest(
+        "GET", ("http", "::1", 8080), "/", [("X-A", "1"), ("x-b", "2"), ("x-a", "3")]
+    )
     request.set_header("X-a", "4")
     assert (request.header("x-a"), request.header("x-c")) == ("4", None)
     assert (request.headers, request.url) == ([("x-b", "2"), ("X-a", "4")], "http://[::1]:8080/")

@@ -44,7 +44,7 @@ from roundgate.backends.http.secrets import (
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import SecretTexts
 from roundgate.errors import BackendError, ConfigError, Problem
-from roundgate.net.request import Request, Unread
+from roundgate.net.request import Unread, WireRequest
 from roundgate.settings import Origin, Secret
 
 _KEPT: Final = 4
@@ -169,7 +169,7 @@ U = TypeVar("U", bound=Unread)
 
 
 async def authenticated(
-    send: Callable[[Request], Awaitable[U]], request: Request, access: ServiceAccess
+    send: Callable[[WireRequest], Awaitable[U]], request: WireRequest, access: ServiceAccess
 ) -> U:
     """Send a request with all credentials and fixed headers of a service; return the answer unread.
     `send` sends it once.
@@ -200,7 +200,7 @@ async def authenticated(
     return await send(request)
 
 
-async def _replace_credentials(flows: list[Flow], request: Request) -> bool:
+async def _replace_credentials(flows: list[Flow], request: WireRequest) -> bool:
     """Add new credentials to the request if a flow may have any; return whether one may."""
     if not any([await flow.has_another() for flow in flows]):
         return False
@@ -245,7 +245,7 @@ def _make_flow(credential: Credential, access: ServiceAccess) -> Flow:
 class Flow(Protocol):
     """An object that adds one credential to one request."""
 
-    async def add(self, request: Request) -> None:
+    async def add(self, request: WireRequest) -> None:
         """Add the credential, or replace an earlier one.
 
         Raises:
@@ -256,7 +256,7 @@ class Flow(Protocol):
         """Return whether a credential other than the refused one may be available."""
 
 
-Write: TypeAlias = Callable[[Request, str], None]
+Write: TypeAlias = Callable[[WireRequest, str], None]
 """A function that writes a secret into a request, in place of an earlier one."""
 
 
@@ -269,7 +269,7 @@ class SecretFlow:
         self._write = write
         self._sent = ""
 
-    async def add(self, request: Request) -> None:
+    async def add(self, request: WireRequest) -> None:
         """See `Flow`."""
         self._sent = await self._secrets.text(self._secret)
         self._write(request, self._sent)
@@ -279,17 +279,17 @@ class SecretFlow:
         return await self._secrets.other_than(self._secret, self._sent) is not None
 
 
-def _write_header(name: str, request: Request, secret: str, *, scheme: str = "") -> None:
+def _write_header(name: str, request: WireRequest, secret: str, *, scheme: str = "") -> None:
     request.set_header(name, f"{scheme}{secret}")
 
 
-def _write_basic(request: Request, secret: str) -> None:
+def _write_basic(request: WireRequest, secret: str) -> None:
     """Write a user and password (RFC 7617, in UTF-8). Without a colon, the password is empty."""
     pair = secret if ":" in secret else f"{secret}:"
     request.set_header("authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
 
 
-def _write_cookie(name: str, request: Request, secret: str) -> None:
+def _write_cookie(name: str, request: WireRequest, secret: str) -> None:
     others = [
         pair
         for pair in (request.header("cookie") or "").split("; ")
@@ -306,7 +306,7 @@ class _QueryWriter:
         self._name = name
         self._added = ""
 
-    def __call__(self, request: Request, secret: str) -> None:
+    def __call__(self, request: WireRequest, secret: str) -> None:
         path, _, query = request.target.partition("?")
         pairs = [pair for pair in query.split("&") if pair]
         others = [pair for pair in pairs if pair != self._added]
@@ -324,7 +324,7 @@ class TokenFlow:
         self._sent: str | None = None
         self._refused: str | None = None
 
-    async def add(self, request: Request) -> None:
+    async def add(self, request: WireRequest) -> None:
         """See `Flow`."""
         self._sent = await self._tokens.token(instead_of=self._refused)
         request.set_header("authorization", f"Bearer {self._sent}")
@@ -345,7 +345,7 @@ class Signing:
         self._config = config
         self._session_tokens = session_tokens
 
-    async def add(self, request: Request) -> None:
+    async def add(self, request: WireRequest) -> None:
         """Sign the method, URL, body, and the headers that no proxy changes.
 
         Raises:

@@ -29,7 +29,7 @@ from roundgate.errors import (
     UnknownEncoding,
 )
 from roundgate.lenient import Unpacker
-from roundgate.net.request import IdleLimit, Origin, Request
+from roundgate.net.request import IdleLimit, Origin, WireRequest
 from roundgate.observability.outgoing import OutgoingRequest, http_span
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Service:
     async def _once(self, outgoing: Outgoing, timeout_s: float) -> ServiceAnswer:
         what = f"{outgoing.method} {outgoing.path} of {self.name}"
         headers, sent = dict(outgoing.headers), (outgoing.path_and_query, outgoing.body)
-        request: Request | None = None
+        request: WireRequest | None = None
         try:
             with http_span(outgoing.method, self._base_url, outgoing.route, headers, sent) as span:
                 request = self._request(outgoing, headers)
@@ -134,7 +134,7 @@ class Service:
         except Exception as error:
             raise failure(error, request, what, timeout_s, self._phases) from None
 
-    def _request(self, outgoing: Outgoing, headers: Mapping[str, str]) -> Request:
+    def _request(self, outgoing: Outgoing, headers: Mapping[str, str]) -> WireRequest:
         path, phases = outgoing.path_and_query, self._phases
         if self._transport is None:
             self._open()
@@ -145,7 +145,7 @@ class Service:
             target = read_url(self._base_url + path)[1]
         names = set(map(str.lower, headers))
         usual = [pair for pair in _HEADERS.items() if pair[0] not in names]
-        return Request(
+        return WireRequest(
             outgoing.method,
             self._origin,
             target,
@@ -169,7 +169,7 @@ class Service:
         )
 
     async def _exchange(
-        self, request: Request, outgoing: Outgoing, what: str, span: OutgoingRequest
+        self, request: WireRequest, outgoing: Outgoing, what: str, span: OutgoingRequest
     ) -> ServiceAnswer:
         assert self._transport is not None, "opened by `_request`"
         send = _logged if log.isEnabledFor(logging.DEBUG) else authenticated
@@ -185,7 +185,7 @@ class Service:
                 await response.aclose()
         raise UnexpectedAnswer(f"{what} redirects more than {_MAX_REDIRECTS} times")
 
-    def _redirect(self, request: Request, status: int, location: str, what: str) -> None:
+    def _redirect(self, request: WireRequest, status: int, location: str, what: str) -> None:
         """Change a request into the one that follows a redirect.
 
         Raises:
@@ -241,7 +241,9 @@ def is_plain_target(target: str) -> bool:
 
 
 async def _logged(
-    send: Callable[[Request], Awaitable[HttpAnswer]], request: Request, access: ServiceAccess
+    send: Callable[[WireRequest], Awaitable[HttpAnswer]],
+    request: WireRequest,
+    access: ServiceAccess,
 ) -> HttpAnswer:
     """Send a request with its credentials. Log the method, the URL without query and credentials,
     the status and the duration."""
@@ -262,7 +264,7 @@ async def _logged(
 
 def failure(
     error: Exception,
-    request: Request | None,
+    request: WireRequest | None,
     what: str,
     timeout_s: float,
     phases: TimeoutsConfig | None,
