@@ -572,8 +572,7 @@ class OlderRequest:
             return await exchange
         finally:
             among.remove(self)
-            if self._answering or self._failure.done() or not exchange.done():
-                await cancelled(exchange, *self._answering)
+            await cancelled(exchange, *self._answering)
             self._failure.cancel()
 
     def detach(self, open_ids: Collection[str | int]) -> Position | None:
