@@ -31,6 +31,7 @@ from roundgate.operators.facts import (
 )
 from roundgate.operators.finding import PER_PAGE, SearchResult, search
 from roundgate.protocol import OPEN, Status
+from roundgate.replay import Finished, from_row
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted, Work
 from roundgate.tasks import TaskCall
 from roundgate.tasks.external import decode_payload
@@ -52,6 +53,8 @@ NEEDS: Final[Mapping[Need, str]] = MappingProxyType(
 """The reasons for which tasks need a person, in words."""
 MAX_SHOWN: Final = 20_000
 """The limit on a shown value, in characters."""
+MAX_ENTRIES: Final = 200
+"""The limit on the entries of a journal whose results are shown."""
 
 
 MAX_TEXT: Final = 200
@@ -205,11 +208,14 @@ class _Task:
         return [("", where), *((name, name) for name in names)]
 
     def values(self) -> Mapping[str, str]:
-        """Return the arguments, answers and result of the call as text."""
+        """Return the arguments, results of steps, answers and result of the call as text."""
         values: dict[str, Any] = {}
         if self.work is not None:
             with suppress(ParseError, ValueError, TypeError, KeyError):  # of another version
                 values["Arguments"] = dict(TaskCall.from_bytes(self.work.call).arguments)
+                entries = (from_row(decode(row)) for row in self.work.journal[:MAX_ENTRIES])
+                finished = (entry for entry in entries if isinstance(entry, Finished))
+                values |= {f"Result of step {step.key}": step.value for step in finished}
             for key, answer in self.work.answers.items():
                 values[f"Answer {key}"] = decode(answer)
         if self.record.outcome is not None:

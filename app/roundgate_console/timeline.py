@@ -236,7 +236,14 @@ def make_timeline(
                 MomentKind.DEATH, "workers died or stalled", tone=Tone.BAD, facts={"deaths": count}
             )
         )
-    return [*moments, *_present(record, now_ms)]
+    state, *coming = _present(record, now_ms)
+    after = len(moments)
+    if not record.is_open:  # an operator may have acted on it since
+        later = (
+            place for place, each in enumerate(moments) if (each.at_ms or 0) > record.updated_ms
+        )
+        after = next(later, after)
+    return [*moments[:after], state, *moments[after:], *coming]
 
 
 def _moments(events: Iterable[RecentEvent]) -> list[TimelineItem]:
@@ -336,7 +343,7 @@ def _present(record: TaskRecord, now_ms: int) -> list[TimelineItem]:
         tone=tone_of(status.value),
         outcome="" if record.ending is None else record.ending.value,
         facts={
-            **({} if doing == "-" else {"now": doing}),
+            **({} if doing == "-" else {"now" if record.is_open else "state": doing}),
             **({"message": record.status_message} if record.status_message else {}),
         },
     )

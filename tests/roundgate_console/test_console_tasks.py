@@ -116,6 +116,8 @@ async def test_a_page_says_why_a_step_failed_and_where_the_log_says_more(
             page = await gateway.browser.page(f"/tasks/{task}")
             assert f"grep -e {failure['reference']} LOG" in page
             assert ("4111" in page) is shows
+            results = re.findall("<details.*<summary>(Arguments|Result of step .*)</summary>", page)
+            assert results == (["Arguments", "Result of step plan"] if shows else [])
             (link,) = re.findall(r'href="([^"]+)">Open tasks of this owner', page)
             assert link.endswith("&amp;status=working&amp;status=input_required")
 

@@ -188,6 +188,12 @@ FAILED = StepDone("pay", "failed", 2)
             ["task created", "step pay · failed", "task failed · step_failed"],
         ),
         (
+            replace(RECORD, status=Status.FAILED, updated_ms=1_300, retried_as="NEXT"),
+            [],
+            [TURN, event(1_400, "an operator acts on a task", action="retry")],
+            ["task created", "turn of a worker · finished", "task failed", "operator: retry"],
+        ),
+        (
             RECORD,
             [StepDone("paid", "can be delivered"), StepDone("late", "not answered in time")],
             [],

@@ -64,7 +64,7 @@ def _is_served(record: TaskRecord, now_ms: int) -> bool:
 ACTIONS: Final[Mapping[ActionName, Action]] = MappingProxyType(
     {
         "retry": Action(
-            "The task continues: finished steps keep their results, the failed or unfinished step runs again.",
+            "The task continues: steps before the chosen one keep their results, it and later ones run again.",
             frozenset({Status.WORKING, Status.FAILED}),
             lambda record, now_ms: (
                 _is_served(record, now_ms) and (is_parked(record) or record.may_be_retried)
