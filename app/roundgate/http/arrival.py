@@ -12,10 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundgate.aio import Ticker
 from roundgate.errors import TransportError, Unavailable
-from roundgate.http.exchange import request_headers
 
 STATE: Final = "roundgate.connection"
 """The key of the connection in the state of an ASGI scope."""
+ARRIVED: Final = "roundgate.arrived"
+"""The member of that state that is set once the whole request has arrived."""
 CLIENT_CLOSED: Final = 499
 """The status of a response that no client reads."""
 LARGE_HEAD: Final = 8_192
@@ -25,7 +26,6 @@ LARGE_BODY: Final = 65_536
 """The size of a part of a response, in bytes, above which it counts as unread while it waits. The
 transport takes as much without a pause."""
 Interruption: TypeAlias = TransportError | Unavailable | Literal["disconnect"]
-_BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class RequestObserver(Protocol):
@@ -36,7 +36,6 @@ class RequestObserver(Protocol):
 
     def request_began(self, request: ArrivingRequest) -> None: ...
     def body_received(self) -> None: ...
-    def request_arrived(self) -> None: ...
     def request_ended(self) -> None: ...
     def hold(self, size: int) -> None: ...
     def written(self) -> None: ...
@@ -83,23 +82,36 @@ class ArrivingRequest:
         send: Send,
     ) -> None:
         self._connection = connection
+        self._state = scope["state"]
         self._receive = receive
         self._send = send
         self._reader: asyncio.Task[Any] | None = None
         self._interruption: Interruption | None = None
+        self._is_read = False
+        """Whether the app has read the whole body."""
         self._has_answered = False
-        self.is_received = _BODY_HEADERS.isdisjoint(request_headers(scope))
-        """Whether the whole body has arrived."""
         self._closes = (connection.head_bytes or _head_bytes(scope)) > LARGE_HEAD
         connection.head_bytes = 0
 
-    async def receive(self) -> Message:
+    @property
+    def has_arrived(self) -> bool:
+        """Return whether the whole body has arrived."""
+        return ARRIVED in self._state
+
+    def receive(self) -> Awaitable[Message]:
         """Return the next ASGI message.
 
         Raises:
             TransportError: the body takes too long, or its trailers do not end.
             Unavailable: the connection was closed in favour of another client.
         """
+        if self._is_read or self._interruption is not None or ARRIVED not in self._state:
+            return self._wait()
+        self._is_read = True
+        return self._receive()  # does not wait, so nothing can interrupt it
+
+    async def _wait(self) -> Message:
+        """Wait for the next ASGI message or an interruption."""
         if (interruption := self._interruption) is not None:
             return _end_of(interruption)
         self._reader = reader = asyncio.current_task()
@@ -114,12 +126,10 @@ class ArrivingRequest:
             return _end_of(interruption)
         finally:
             self._reader = None
-        if not self.is_received:
-            if message.get("more_body", False):
-                self._connection.body_received()
-            else:
-                self.is_received = True
-                self._connection.request_arrived()
+        if message.get("more_body", False):
+            self._connection.body_received()
+        else:
+            self._is_read = True
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -128,7 +138,7 @@ class ArrivingRequest:
         if message["type"] == "http.response.start":
             self._has_answered = True
             is_draining = self._connection.ticker.drained_ms is not None
-            if self._closes or not self.is_received or is_draining:
+            if self._closes or is_draining or ARRIVED not in self._state:
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
         elif len(message.get("body", b"")) > LARGE_BODY:
@@ -145,7 +155,7 @@ class ArrivingRequest:
     @property
     def is_waiting_for_body(self) -> bool:
         """Return whether the app waits for bytes of the body."""
-        return not self.is_received and self._reader is not None
+        return self._reader is not None and not self.has_arrived
 
     @property
     def lacks_response(self) -> bool:

@@ -34,7 +34,7 @@ from uvicorn.server import ServerState
 
 from roundgate.aio import ticker
 from roundgate.errors import TransportError, Unavailable
-from roundgate.http.arrival import LARGE_BODY, STATE, ArrivingRequest
+from roundgate.http.arrival import ARRIVED, LARGE_BODY, STATE, ArrivingRequest
 from roundgate.http.exchange import error_headers
 from roundgate.http.room import Stage, connection_to_close
 from roundgate.http.unread import UnreadAnswers
@@ -197,7 +197,7 @@ class BoundedConnection(asyncio.Protocol):
         self.ticker = ticker()
         self._server_state = server_state
         kind = _ProxiedProtocol if connections.bounds.has_proxies else _StockProtocol
-        self._stock = kind(config, server_state, {**app_state, STATE: self}, self._loop)
+        self._stock = kind(self, config, server_state, {**app_state, STATE: self}, self._loop)
         self._stage = Stage.NEW
         self.head_bytes = 0
         """The size of the head that was passed on last, until its request has begun; 0 for a request
@@ -236,6 +236,11 @@ class BoundedConnection(asyncio.Protocol):
         its body; a complete body that the app has not read yet is no delay of the client."""
         is_receiving = self._request is not None and self._request.is_waiting_for_body
         return Stage.RECEIVING if is_receiving and self._stage is Stage.ANSWERING else self._stage
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the connection reads no more requests."""
+        return self._stage is Stage.ENDING
 
     # called by the transport
 
@@ -348,7 +353,14 @@ class BoundedConnection(asyncio.Protocol):
             self._is_paused = False
             self._loop.call_soon(self._feed_held)
 
-    # called by `arrival.ConnectionMiddleware`
+    # called by uvicorn's protocol and `arrival.ConnectionMiddleware`
+
+    def request_arrived(self) -> None:
+        """Note that a request has arrived as a whole: another head comes next."""
+        if self._head is None:
+            self._head = b""
+        if self._stage is not Stage.ENDING:
+            self._due = inf
 
     def request_began(self, request: ArrivingRequest) -> None:
         """Note that a request was passed to the app; start the timeout of a body that is still
@@ -356,8 +368,7 @@ class BoundedConnection(asyncio.Protocol):
         self._request = request
         if self._stage is not Stage.ANSWERING:  # a pipelined request
             self._enter(Stage.ANSWERING)
-        if request.is_received:
-            self.request_arrived()
+        if request.has_arrived:
             return
         if self._stage is not Stage.ENDING:
             self._due = self.since + self._bounds.body_s
@@ -368,13 +379,6 @@ class BoundedConnection(asyncio.Protocol):
     def body_received(self) -> None:
         """Note that the app has received a part of the body."""
         self._loose_bytes = 0
-
-    def request_arrived(self) -> None:
-        """Note that the body of the request is complete: another head comes next."""
-        if self._head is None:
-            self._head = b""
-        if self._stage is not Stage.ENDING:
-            self._due = inf
 
     def request_ended(self) -> None:
         """Note that the request was answered."""
@@ -437,7 +441,7 @@ class BoundedConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection after writing all data; linger if the client is still sending."""
-        if self._request is not None and not self._request.is_received:
+        if self._request is not None and not self._request.has_arrived:
             self._linger()
         else:
             self._transport.close()
@@ -483,7 +487,7 @@ class BoundedConnection(asyncio.Protocol):
             return
         if self.stage is Stage.ENDING:
             self._transport.abort()
-        elif self._request is not None and not self._request.is_received:
+        elif self._request is not None and not self._request.has_arrived:
             self._answer_early(
                 self._request, TransportError(408, "The request's body took too long to arrive")
             )
@@ -523,7 +527,17 @@ class BoundedConnection(asyncio.Protocol):
 
 
 class _StockProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, without the trailers of a request, which it adds to the headers."""
+    """uvicorn's protocol. It reports whole requests, and drops their trailers, which uvicorn adds to
+    the headers."""
+
+    def __init__(self, connection: BoundedConnection, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._connection = connection
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.scope["state"][ARRIVED] = True
+        self._connection.request_arrived()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -552,7 +566,7 @@ class _StockTransport(asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        return self._transport.is_closing() or self._connection.stage is Stage.ENDING
+        return self._transport.is_closing() or self._connection.is_ending
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._connection.has_answered and not self._transport.is_closing():
