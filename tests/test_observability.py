@@ -62,8 +62,8 @@ def test_every_outcome_of_a_turn_is_in_the_documentation() -> None:
 
 def test_every_member_of_a_request_line_is_in_the_documentation() -> None:
     source = (ROOT / "app" / "roundgate" / "http" / "exchange.py").read_text()
-    line = source.partition("def write_line")[2].partition("log.write")[0]
-    members = set(re.findall(r'^ +"(\w+)": ', line, re.MULTILINE))
+    line = source.partition("def write_line")[2].partition("record = ")[0]
+    members = set(re.findall(r"^ {12}(\w+)=", line, re.MULTILINE))
     assert "self.principal.names" in line
     members |= Principal("issuer", "subject", "client").names.keys()
     table = PAGE.partition("### A request")[2].partition("###")[0]

@@ -23,12 +23,12 @@ from roundgate.errors import ParseError
 
 # A double overflows at 1.8e308. Only three kinds of number can exceed it: one with a three-digit
 # exponent, one of 210 digits followed by e99, or a longer one. Mapping every digit to 0 and searching
-# for these shapes is 50 times faster than a regular expression.
-_SHAPE: Final = bytes.maketrans(b"123456789E", b"000000000e")
+# for the beginnings of these shapes is 50 times faster than a regular expression.
+_SHAPE: Final = bytes.maketrans(b"123456789E+", b"000000000e0")
 _LONG_EXPONENT: Final = b"0e000"
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 """An encoded surrogate, which valid UTF-8 never contains."""
-_LONG_NUMBER: Final = b"0" * 210
+_LONG_NUMBER: Final = b"0" * 40
 LARGE: Final = 131_072
 """The size above which a text is large, in bytes: its steps give other work a turn of the event loop
 between them. Threads would not help, because parsers and validators hold the interpreter's lock."""
@@ -155,7 +155,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _may_have_infinity(body: bytes) -> bool:
-    shape = body.translate(_SHAPE, b"+")
+    shape = body.translate(_SHAPE)
     return _LONG_EXPONENT in shape or _LONG_NUMBER in shape
 
 

@@ -115,9 +115,10 @@ def _size(response: Response) -> int:
 def _too_large(event: Event, size: int) -> Response:
     """Return the error for a response that AWS would replace by a 502 without a body."""
     body = event.get("body") or ""
-    request = jsonrpc.parse(
+    data = (
         base64.b64decode(body) if event.get("isBase64Encoded") else body.encode("utf-8", "replace")
     )
+    request = jsonrpc.message_from_json(json.decode(data))
     request_id = request.id if isinstance(request, Request) else None
     message = (
         f"The call succeeded, but its response has {size} bytes as JSON in JSON, and AWS Lambda"

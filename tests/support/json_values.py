@@ -32,3 +32,10 @@ def values(
 def objects(keys: st.SearchStrategy[str] = TEXT) -> st.SearchStrategy[dict[str, Any]]:
     """Any JSON object with these keys, at every depth."""
     return st.dictionaries(keys, values(keys=keys), max_size=6)
+
+
+def includes(whole: Any, part: Any) -> bool:
+    """Whether an object has all members of another, at every depth; other values are equal."""
+    if not isinstance(part, dict):
+        return bool(whole == part)
+    return all(name in whole and includes(whole[name], value) for name, value in part.items())

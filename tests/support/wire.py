@@ -11,6 +11,8 @@ from mcp_types import _v2026_07_28 as official
 from pydantic import BaseModel
 
 from roundgate import client
+from roundgate.json import decode
+from roundgate.protocol import Notification, Request, jsonrpc
 from roundgate.protocol.v2026_07_28 import encode_value
 
 VERSION = "2026-07-28"
@@ -90,3 +92,8 @@ def valid_error(response: httpx.Response) -> dict[str, Any]:
     assert error["code"] in ALLOWED_CODES
     assert error["message"]
     return error
+
+
+def parse(body: bytes) -> Request | Notification:
+    """The message of a body."""
+    return jsonrpc.message_from_json(decode(body))

@@ -46,7 +46,9 @@ from roundgate.protocol import (
     ForwardedRead,
     MirroredArgument,
     Pages,
+    PromptReference,
     ResourceContents,
+    ResourceReference,
     Schema,
     merged,
 )
@@ -377,21 +379,20 @@ class Catalog(Struct, frozen=True, dict=True):
         except (ResourceNotFound, Unavailable):
             return None
 
-    def completed(self, kind: str, name: str) -> Prompt | Resource:
-        """Return the prompt (`ref/prompt`), template or resource (`ref/resource`) whose arguments
-        are completed.
+    def completed(self, ref: PromptReference | ResourceReference) -> Prompt | Resource:
+        """Return the prompt, template or resource whose arguments are completed.
 
         Raises:
             InvalidParams: there is none.
         """
-        if kind == "ref/prompt":
-            return self.prompt(name)
+        if isinstance(ref, PromptReference):
+            return self.prompt(ref.name)
         for served in self.templates:
-            if name == served.resource.definition["uriTemplate"]:
+            if ref.uri == served.resource.definition["uriTemplate"]:
                 return served.resource
-        if name in self.resources:
-            return self.resources[name]
-        raise unknown_template(name)
+        if ref.uri in self.resources:
+            return self.resources[ref.uri]
+        raise unknown_template(ref.uri)
 
     @property
     def can_complete(self) -> bool:

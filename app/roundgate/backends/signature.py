@@ -474,7 +474,7 @@ class ToolReturn(Struct, frozen=True):
     def _structured(self, value: Any, check: bool = True) -> tuple[Any, str]:
         """Return a value as JSON values and as text, checked against the output schema."""
         structured, text = to_json(value, "result", self.adapter)
-        if check and self.checker is not None and not self.checker.is_valid(structured):
+        if check and self.checker is not None and not self.checker.conforms(structured):
             problems = self.checker.problems(structured, "result")
             raise UnusableReturn(f"does not conform to the output schema: {'; '.join(problems)}")
         return structured, text

@@ -26,7 +26,7 @@ from roundgate.methods.extensions import ROUTES
 from roundgate.methods.parts import CurrentMethods, Methods, Parts
 from roundgate.methods.rounds import RequestContext, Stream
 from roundgate.observability.correlation import CORRELATION
-from roundgate.observability.tracing import Span, TracedMessage, Tracing, context_of
+from roundgate.observability.tracing import TRACE, Span, TracedMessage, Tracing, context_of
 from roundgate.protocol import Notification, Request, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:
@@ -86,52 +86,39 @@ class McpEndpoint:
             if method != "POST":
                 await endpoint.older.endpoint().answer(method, None, receive, exchange)
                 return
-            message = await self._receive(endpoint, receive, exchange)
-            if message is not None:
-                await self._serve(endpoint.methods, message, receive, exchange)
+            exchange.is_read = True
+            length = exchange.headers.get(b"content-length", b"")
+            if length.isdigit() and int(length[:20]) > self._max_body_bytes:
+                raise self._too_large()
+            first = await receive()
+            body: bytes = first.get("body", b"")
+            is_partial = first.get("more_body", False) or first["type"] != "http.request"
+            if is_partial or len(body) > self._small:
+                body = await self._read_rest(first, receive, exchange)
+            if is_large := len(body) > json.LARGE:
+                await asyncio.sleep(0)
+            decoded = json.decode(body)
+            if is_large:
+                await asyncio.sleep(0)
+            if may_be_older(exchange.headers) and is_older(exchange.headers, decoded):
+                await endpoint.older.endpoint().answer("POST", decoded, receive, exchange)
+                return
+            message = jsonrpc.message_from_json(decoded)
+            exchange.method = message.method
+            if isinstance(message, Notification):
+                notification = TracedMessage(None, message.method)
+                with self._span(endpoint.methods.now, notification, {}, exchange):
+                    await exchange.responder.answer(202, b"")
+                return
+            exchange.request_id = message.id
+            if message.method == _LISTEN and len(body) > _MAX_LISTEN_BYTES:
+                raise TransportError(
+                    413, f"A request of {_LISTEN} has at most {_MAX_LISTEN_BYTES} bytes"
+                )
+            await self._serve(endpoint.methods, message, receive, exchange)
         finally:
             if exchange.held_bytes:
                 self._budget.give_back(exchange.held_bytes)
-
-    async def _receive(
-        self, endpoint: Endpoint, receive: Receive, exchange: Exchange
-    ) -> Request | None:
-        """Return the request in a body. Answer a notification, or a message of an older client, and
-        return `None`. Raise TransportError if a request for a stream is too long."""
-        exchange.is_read = True
-        length = exchange.headers.get(b"content-length")
-        if length is not None and length.isdigit() and int(length[:20]) > self._max_body_bytes:
-            raise self._too_large()
-        first = await receive()
-        body = first.get("body", b"")
-        if (
-            len(body) > self._small
-            or first.get("more_body", False)
-            or first["type"] != "http.request"
-        ):
-            body = await self._read_rest(first, receive, exchange)
-        if is_large := len(body) > json.LARGE:
-            await asyncio.sleep(0)
-        decoded = json.decode(body)
-        if is_large:
-            await asyncio.sleep(0)
-        if may_be_older(exchange.headers) and is_older(exchange.headers, decoded):
-            await endpoint.older.endpoint().answer("POST", decoded, receive, exchange)
-            return None
-        message = jsonrpc.message_from_json(decoded)
-        exchange.method = message.method
-        if message.method == _LISTEN and len(body) > _MAX_LISTEN_BYTES:
-            raise TransportError(
-                413, f"A request of {_LISTEN} has at most {_MAX_LISTEN_BYTES} bytes"
-            )
-        if isinstance(message, Notification):
-            with self._span(
-                endpoint.methods.now, TracedMessage(None, message.method), {}, exchange
-            ):
-                await exchange.responder.answer(202, b"")
-            return None
-        exchange.request_id = message.id
-        return message
 
     async def _serve(
         self, methods: CurrentMethods, message: Request, receive: Receive, exchange: Exchange
@@ -153,7 +140,7 @@ class McpEndpoint:
             DisconnectWatch(receive, responder, exchange.keep_alive_s(self._keep_alive_s)) as watch,
             self._tracing.request(inbound, trace, exchange, ids, knows=now.knows) as span,
         ):
-            exchange.trace = span.carrier().get("traceparent")
+            exchange.trace = TRACE.get()
             context = RequestContext(
                 inbound=inbound,
                 meta=meta,
@@ -179,9 +166,8 @@ class McpEndpoint:
                 await self._stream(methods, answer, exchange)
             else:
                 exchange.label, exchange.reason = answer.label, answer.reason
-                await responder.result(
-                    message.id, answer.result, as_event=exchange.accepted == _ONLY_STREAMS
-                )
+                body = jsonrpc.result_response(message.id, answer.result)
+                await responder.answer(200, body, as_event=exchange.accepted == _ONLY_STREAMS)
             span.end(exchange.label)
         if watch.disconnected and responder.state is not State.DONE:
             exchange.label = "cancelled"
@@ -221,7 +207,8 @@ class McpEndpoint:
                 self._keep_alive_s, lambda uri: methods.now.may_learn(uri, caller)
             )
             await _send_until_late(messages, exchange)
-            await responder.result(stream.subscription.id, stream.closing_result)
+            body = jsonrpc.result_response(stream.subscription.id, stream.closing_result)
+            await responder.answer(200, body)
         finally:
             methods.now.end(stream)
 

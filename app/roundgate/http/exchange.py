@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import copy
 from enum import StrEnum
@@ -30,7 +30,7 @@ from roundgate.errors import AuthError, GatewayError, InsufficientScope, Transpo
 from roundgate.http.protected import ProtectedResource
 from roundgate.observability import REQUESTS
 from roundgate.observability.correlation import Correlation
-from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, sse
+from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, sse, without_none
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream"
@@ -84,15 +84,16 @@ class Responder:
     """A writer of one response to ASGI's `send`. The call ends if the client does not read an event
     within `send_s` seconds; `roundgate serve` closes such a connection earlier."""
 
+    watch: DisconnectWatch | None = None
+    """The watch that ends the call of a client that does not read."""
+    state = State.NOTHING_SENT
+    status = 0
+    bytes_sent = 0
+    _lock: asyncio.Lock | None = None
+
     def __init__(self, send: Send, send_s: float | None = None) -> None:
         self._send = send
         self._send_s = send_s
-        self.watch: DisconnectWatch | None = None
-        """The watch that ends the call of a client that does not read."""
-        self._lock: asyncio.Lock | None = None
-        self.state = State.NOTHING_SENT
-        self.status = 0
-        self.bytes_sent = 0
 
     @property
     def lock(self) -> asyncio.Lock:
@@ -147,12 +148,6 @@ class Responder:
         except TimeoutError:
             self.state = State.DONE
             raise ClientDisconnect from None
-
-    def result(
-        self, request_id: RequestId, result: bytes, as_event: bool = False
-    ) -> Coroutine[Any, Any, None]:
-        """Send a serialised result, as an event if the client accepts only streams, and finish."""
-        return self.answer(200, jsonrpc.result_response(request_id, result), as_event=as_event)
 
     async def error(
         self, error: GatewayError, request_id: RequestId | None, revision: Revision
@@ -236,6 +231,8 @@ class DisconnectWatch(TaskWatch):
         keep_alive_s: seconds between comments on the response; `None` sends none.
     """
 
+    disconnected = False
+
     def __init__(
         self, receive: Receive, responder: Responder, keep_alive_s: float | None = None
     ) -> None:
@@ -243,7 +240,6 @@ class DisconnectWatch(TaskWatch):
         self._receive = receive
         self._responder = responder
         self.keep_alive_s = keep_alive_s
-        self.disconnected = False
         responder.watch = self
 
     def __exit__(
@@ -369,26 +365,29 @@ class Exchange:
             return
         ids, responder, is_whole = self.correlation, self.responder, not self.is_element
         name = ids.tool or self.name
-        members = {
-            "view": self.view or None,
-            "method": None if self.method is None else self.method[:100],
-            "name": None if name is None else name[:200],
-            "through": ids.through,
-            "call": ids.call_id,
-            "task": ids.task,
+        fields = without_none(
+            view=self.view or None,
+            method=None if self.method is None else self.method[:100],
+            name=None if name is None else name[:200],
+            through=ids.through,
+            call=ids.call_id,
+            task=ids.task,
             **({} if self.principal is None else self.principal.names),
-            "address": None if self.client is None else self.client[0][:MAX_ADDRESS],
-            "status": (responder.status or None) if is_whole else None,
-            "outcome": self.label,
-            "code": self.code,
-            "error": self.error,
-            "reason": self.reason,
-            "trace": None if self.trace is None else self.trace[:55],
-            "ms": round(took_ms, 2),
-            "bytes": responder.bytes_sent if is_whole else None,
-        }
-        fields = {member: value for member, value in members.items() if value is not None}
-        log.info("request", extra={"fields": fields})
+            address=None if self.client is None else self.client[0][:MAX_ADDRESS],
+            status=(responder.status or None) if is_whole else None,
+            outcome=self.label,
+            code=self.code,
+            error=self.error,
+            reason=self.reason,
+            trace=None if self.trace is None else self.trace[:55],
+            ms=round(took_ms, 2),
+            bytes=responder.bytes_sent if is_whole else None,
+        )
+        # `log.info` would search the stack for its caller
+        record = log.makeRecord(
+            log.name, logging.INFO, "", 0, "request", (), None, extra={"fields": fields}
+        )
+        log.handle(record)
 
 
 def exchange_of(scope: Scope) -> Exchange:

@@ -151,17 +151,17 @@ class Guard:
             return self._app(scope, receive, send)
         headers = request_headers(scope)
         origin = headers.get(b"origin")
-        is_probe = scope["path"] in PROBED and scope["method"] in ("GET", "HEAD") and origin is None
         refusal = self._refusal(headers, scope.get("server"))
-        if refusal is not None and is_probe:
+        if refusal is None:
+            return (self._app if origin is None else self._cors)(scope, receive, send)
+        if scope["path"] in PROBED and scope["method"] in ("GET", "HEAD") and origin is None:
             scope[_ELSEWHERE] = True
-        elif refusal is not None:
-            client = scope.get("client")
-            address = {"address": client[0][:MAX_ADDRESS]} if client else {}
-            fields = {"status": 403, "outcome": "refused", "error": refusal, **address}
-            log.info("request", extra={"fields": fields})
-            return self._refuse(refusal, scope, receive, send)
-        return (self._app if origin is None else self._cors)(scope, receive, send)
+            return self._app(scope, receive, send)
+        client = scope.get("client")
+        address = {"address": client[0][:MAX_ADDRESS]} if client else {}
+        fields = {"status": 403, "outcome": "refused", "error": refusal, **address}
+        log.info("request", extra={"fields": fields})
+        return self._refuse(refusal, scope, receive, send)
 
     async def _refuse(self, refusal: str, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = await bodies.read_id(scope["method"], request_headers(scope), receive)
@@ -331,8 +331,6 @@ class RequestMiddleware:
         exchange.resource = self._resources.get(exchange.view, self._usual)
         try:
             try:
-                if scope.get("query_string", b"").count(b"&") >= MAX_QUERY_FIELDS:
-                    raise TransportError(414, f"The query has more than {MAX_QUERY_FIELDS} fields")
                 if exchange.is_mcp:
                     exchange.accepted = _check(scope["method"], exchange.headers)
                     exchange.principal = principal = await self._verifiers[exchange.view].principal(
@@ -348,6 +346,8 @@ class RequestMiddleware:
                             await connection.wait()
                         ROOM.set(connection)  # uvicorn serves each request in a context of its own
                     await self._endpoint(scope["method"], receive, exchange)
+                elif scope.get("query_string", b"").count(b"&") >= MAX_QUERY_FIELDS:
+                    raise TransportError(414, f"The query has more than {MAX_QUERY_FIELDS} fields")
                 else:
                     app = self._app if await self._is_open_to(scope, exchange) else self._nothing
                     await app(scope, receive, exchange.responder.relay)
@@ -388,7 +388,8 @@ class RequestMiddleware:
         return (
             exchange.path in OPEN
             or exchange.path.startswith(PUBLIC)
-            or _is_event(scope["method"], exchange.path)
+            # the path of an external event has a token of its own
+            or (scope["method"] == "POST" and is_event_path(exchange.path))
             or self._is_console(exchange.path)
             or await self._operates(exchange)
         )
@@ -451,11 +452,6 @@ class RequestMiddleware:
             await exchange.responder.error(error, exchange.request_id, exchange.revision)
 
 
-def _is_event(method: str, path: str) -> bool:
-    """Return whether a request delivers an external event, whose path has a token of its own."""
-    return method == "POST" and is_event_path(path)
-
-
 def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     """Return the media types that the client accepts, of JSON and event streams.
 
@@ -490,11 +486,6 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     return accepted
 
 
-@lru_cache(maxsize=64)
-def _kept_media(accept: bytes) -> frozenset[bytes]:
-    return _media(accept)
-
-
 def _media(accept: bytes) -> frozenset[bytes]:
     ranges = {part.partition(b";")[0].strip().lower() for part in accept.split(b",", MAX_RANGES)}
     if b"*/*" in ranges:
@@ -502,3 +493,6 @@ def _media(accept: bytes) -> frozenset[bytes]:
     return frozenset(
         kind for kind in _BOTH if kind in ranges or kind.partition(b"/")[0] + b"/*" in ranges
     )
+
+
+_kept_media: Final = lru_cache(maxsize=64)(_media)

@@ -32,8 +32,10 @@ class CallRecorder:
     async def serve(
         self, context: RequestContext, serve: Callable[[RequestContext], Awaitable[Response]]
     ) -> Response:
-        """Serve a request of a method in `AUDITED`, and record its end before its answer leaves. Raise
-        as `serve` does."""
+        """Serve a request; if its method is in `AUDITED`, record its end before its answer leaves.
+        Raise as `serve` does."""
+        if context.inbound.method not in AUDITED:
+            return await serve(context)
         context.correlation.round = None
         try:
             response = await serve(context)

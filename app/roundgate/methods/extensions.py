@@ -18,12 +18,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec.structs import replace
-from pydantic import Field
 
 from roundgate.backends import Catalog
 from roundgate.backends.base import meta_of
 from roundgate.errors import InternalError, InvalidParams, ResourceNotFound
-from roundgate.methods.parts import Extension, Kit, Listing, Method, Tools, list_hint
+from roundgate.methods.parts import Extension, Kit, Listing, Method, Tools, ToolsByName, list_hint
 from roundgate.methods.rounds import Reply, RequestContext
 from roundgate.methods.tools import invalid_arguments
 from roundgate.protocol import (
@@ -52,13 +51,13 @@ _SHOWN: Final = 200
 """The maximum length of a URI in an error message, in characters."""
 
 
-class GetSkillParams(Params):
+class GetSkillParams(Params, frozen=True):
     """The params of skills/get."""
 
     uri: Uri
 
 
-class ReadDirectoryParams(ListParams):
+class ReadDirectoryParams(ListParams, frozen=True, kw_only=True):
     """The params of resources/directory/read."""
 
     uri: Uri
@@ -179,16 +178,16 @@ _TASK_ROUTE: Final = Route("tasks", named_by="taskId", needs_name_header=False)
 the gateway does not need; FastMCP 4.1 does not send it."""
 
 
-class TaskParams(Params):
+class TaskParams(Params, frozen=True):
     """The params of tasks/get and tasks/cancel."""
 
-    task_id: str = Field(alias="taskId")
+    task_id: str
 
 
-class UpdateTaskParams(TaskParams):
+class UpdateTaskParams(TaskParams, frozen=True):
     """The params of tasks/update."""
 
-    input_responses: dict[str, Any] = Field(alias="inputResponses")
+    input_responses: dict[str, Any]
 
 
 class TasksExtension(Extension):
@@ -287,24 +286,18 @@ class SearchExtension(Extension):
         return ThroughSearch(tools, call_tool, kit)
 
 
-class ThroughSearch:
+class ThroughSearch(ToolsByName):
     """Tools behind a search: a call of `call_tool` is a call of the tool that it names."""
 
     def __init__(self, tools: Tools, call_tool: str, kit: Kit) -> None:
-        self._tools = tools
+        super().__init__(tools, [call_tool])
         self._catalog = kit.catalog
         self._arguments = kit.arguments
         self._call_tool = call_tool
         self._results = kit.results
 
-    async def list(self, context: RequestContext, params: ListParams) -> Reply:
-        """Serve tools/list."""
-        return await self._tools.list(context, params)
-
-    async def call(self, context: RequestContext, params: CallToolParams) -> Reply:
-        """Serve tools/call."""
-        if params.name != self._call_tool:
-            return await self._tools.call(context, params)
+    async def call_named(self, context: RequestContext, params: CallToolParams) -> Reply:
+        """Serve tools/call for `call_tool`."""
         context.correlation.through = self._call_tool
         served = self._catalog.tool(params.name)
         sent, is_valid = self._arguments.of_tool(served, params.arguments)
@@ -322,7 +315,7 @@ class ThroughSearch:
             text = f"There is no tool {name[:64]!r}; search_tools finds the names"
             return self._results.tool(ToolResult.error(text))
         arguments = sent.get("arguments", {})
-        named = params.model_copy(update={"name": name, "sent": arguments})
+        named = replace(params, name=name, sent=arguments)
         # headers mirror arguments by the schema of `call_tool`, not of the named tool
         inbound = replace(context.inbound, headers=None, name=name)
         return await self._tools.call(replace(context, inbound=inbound), named)

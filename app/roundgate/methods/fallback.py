@@ -31,7 +31,7 @@ from roundgate.auth import Principal
 from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import MissingCapability, ParseError, StateRefused, StateTooLarge, ToolError
-from roundgate.methods.parts import Kit, Listing, Tools
+from roundgate.methods.parts import Kit, Listing, Tools, ToolsByName
 from roundgate.methods.rounds import Reply, RequestContext
 from roundgate.methods.task_tools import (
     ANSWERS,
@@ -78,12 +78,15 @@ _ARGUMENTS: Final = arguments_schema(
 _LABELS: Final = frozenset({"input_required", "task"})
 
 
-class FallbackTools:
-    """Tools with substitutes for capabilities that a client lacks."""
+class FallbackTools(ToolsByName):
+    """Tools with substitutes for capabilities that a client lacks. The names are those of tools whose
+    calls may need a substitute, and of the gateway's own tools."""
 
     def __init__(self, tools: Tools, fallback: Fallback, kit: Kit) -> None:
         parts, config = kit.parts, kit.config
-        self._tools = tools
+        self._own = {name: own for own, name in fallback.names.items()}
+        concerned = fallback.in_words | fallback.with_handles | fallback.waiting
+        super().__init__(tools, concerned.union(self._own))
         self._fallback = fallback
         self._access = kit.access
         self._arguments = kit.arguments
@@ -95,11 +98,6 @@ class FallbackTools:
         self._waiting = Waiting(
             parts.watch, parts.sealer, parts.clock, max_rounds=config.state.max_rounds
         )
-        self._own = {name: own for own, name in fallback.names.items()}
-        self._concerned = frozenset().union(
-            self._own, fallback.in_words, fallback.with_handles, fallback.waiting
-        )
-        """The tools whose calls may need a substitute, and the gateway's own tools."""
         self._task_tools = TaskTools(fallback, parts.tasks, kit.access, self._waiting, kit.results)
         hint = config.caching.tools.model_copy(update={"scope": "private"})
         self._list = Listing("tools", hint, kit.results)
@@ -138,10 +136,8 @@ class FallbackTools:
             self._views[key] = pages, view
         return view
 
-    def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
-        """Serve tools/call."""
-        if params.name not in self._concerned:
-            return self._tools.call(context, params)
+    def call_named(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
+        """Serve tools/call for a tool that may need a substitute, or an own tool."""
         own = self._own.get(params.name)
         if own is not None:
             return self._call_own(own, context, params)
@@ -156,7 +152,7 @@ class FallbackTools:
         context.correlation.tool = params.name
         schema = _ARGUMENTS if own is OwnTool.ANSWER else SCHEMAS[own]
         arguments = self._arguments.of_own_tool(params.name, schema, params.arguments)
-        params = params.model_copy(update={"sent": arguments})
+        params = replace(params, sent=arguments)
         try:
             if own is not OwnTool.ANSWER:
                 return await self._task_tools.serve(own, params, context, deadline)
@@ -165,11 +161,10 @@ class FallbackTools:
             context.correlation.through = params.name
             # in a later round, the state of this request is newer than the state in the arguments
             if params.request_state is not None:
-                continued = continued.model_copy(
-                    update={
-                        "input_responses": params.input_responses,
-                        "request_state": params.request_state,
-                    }
+                continued = replace(
+                    continued,
+                    input_responses=params.input_responses,
+                    request_state=params.request_state,
                 )
             # headers mirror the arguments of this call, not of the call that asked
             inbound = replace(context.inbound, headers=None, name=continued.name)
@@ -376,9 +371,9 @@ class InWords:
             case [str(name), dict(called), str(state)]:
                 return CallToolParams(
                     name=name,
-                    arguments=called,
-                    inputResponses=arguments["answers"],
-                    requestState=state,
+                    sent=called,
+                    input_responses=arguments["answers"],
+                    request_state=state,
                 )
         raise ToolError(
             "This state is not valid: it is too old, not yours, or not copied exactly. Call the "

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
@@ -46,8 +47,8 @@ from roundgate.protocol import (
     Route,
     Schema,
     ToolResult,
+    jsonrpc,
 )
-from roundgate.protocol.params import validate
 from roundgate.replay import HiddenRounds
 from roundgate.settings import ArgumentsConfig
 from roundgate.settings import CacheSection as ListHint
@@ -57,7 +58,6 @@ from roundgate.tokens import StateSealer
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
     from roundgate.audit import Trail
-    from roundgate.methods.auditing import CallRecorder
 
 P = TypeVar("P", bound=Params)
 
@@ -182,11 +182,32 @@ class Method(Struct, Generic[P], frozen=True):
 class Tools(Protocol):
     """Lists tools and calls them."""
 
-    async def list(self, context: RequestContext, params: ListParams) -> Reply:
+    def list(self, context: RequestContext, params: ListParams) -> Awaitable[Reply]:
         """Serve tools/list."""
 
     def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
         """Serve tools/call."""
+
+
+class ToolsByName(ABC):
+    """Tools of which those with some names are called by `call_named`."""
+
+    def __init__(self, tools: Tools, names: Iterable[str]) -> None:
+        self._tools = tools
+        self._names = frozenset(names)
+
+    def list(self, context: RequestContext, params: ListParams) -> Awaitable[Reply]:
+        """Serve tools/list."""
+        return self._tools.list(context, params)
+
+    def call(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
+        """Serve tools/call."""
+        tools = self.call_named if params.name in self._names else self._tools.call
+        return tools(context, params)
+
+    @abstractmethod
+    def call_named(self, context: RequestContext, params: CallToolParams) -> Awaitable[Reply]:
+        """Serve tools/call for one of the names."""
 
 
 class Parts(Struct, frozen=True):
@@ -243,12 +264,14 @@ class Methods:
         self._view = kit.parts.view
         self._clock = kit.parts.clock
         self._timeout_ms = kit.config.limits.call_timeout_s * 1000
-        self._recorder: CallRecorder | None = None
-        self._audited = frozenset[str]()
+        self.serve: Callable[[RequestContext], Awaitable[Response]] = self._serve
+        """Serves one request. Raises GatewayError if the request fails with this JSON-RPC error,
+        AuthError if the caller lacks a scope."""
         if kit.parts.trail is not None:
-            from roundgate.methods.auditing import AUDITED, CallRecorder
+            from roundgate.methods.auditing import CallRecorder
 
-            self._recorder, self._audited = CallRecorder(kit.parts.trail, self._view), AUDITED
+            recorder = CallRecorder(kit.parts.trail, self._view)
+            self.serve = partial(recorder.serve, serve=self._serve)
 
     def deadline(self, remaining_ms: float | None) -> Deadline:
         """Return the deadline of a request that begins now and that its environment lets run for
@@ -258,23 +281,12 @@ class Methods:
             deadline.shorten(self._clock.monotonic_ms() + remaining_ms)
         return deadline
 
-    def serve(self, context: RequestContext) -> Awaitable[Response]:
-        """Serve one request.
-
-        Raises:
-            GatewayError: the request fails with this JSON-RPC error.
-            AuthError: the caller lacks a scope.
-        """
-        if self._recorder is None or context.inbound.method not in self._audited:
-            return self._serve(context)
-        return self._recorder.serve(context, self._serve)
-
     def _serve(self, context: RequestContext) -> Awaitable[Response]:
         inbound = context.inbound
         method = self._table[inbound.method]
         if method.requires is not None:
             inbound.meta.capabilities.require(method.requires, inbound.method)
-        return method.serve(context, validate(method.params, inbound.params))
+        return method.serve(context, jsonrpc.validate(method.params, inbound.params))
 
     def may_subscribe(self, uri: str, principal: Principal) -> bool:
         """Return whether the caller may learn of changes at a URI."""
@@ -365,7 +377,7 @@ class Arguments:
 
     def of_tool(self, served: ServedTool, sent: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         """Return the arguments of a call, and whether they are valid."""
-        if self._ignored.isdisjoint(sent) and served.arguments.is_valid(sent):
+        if self._ignored.isdisjoint(sent) and served.arguments.conforms(sent):
             return sent, True
         if (served.tool.argument_mode or self._mode) == "strict":
             return sent, served.arguments.is_valid(sent)

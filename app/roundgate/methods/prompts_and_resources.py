@@ -136,7 +136,7 @@ class CompletionMethods:
     async def complete(self, context: RequestContext, params: CompleteParams) -> Reply:
         """Serve completion/complete. Raise InternalError if the completion asks a question."""
         name = params.ref.name if isinstance(params.ref, PromptReference) else params.ref.uri
-        item = self._catalog.completed(params.ref.type, name)
+        item = self._catalog.completed(params.ref)
         self._access.check_completion(name, item, context.principal)
         completer = item.complete.get(params.argument.name)
         if completer is None:
@@ -167,7 +167,7 @@ def _stricter(cache: CacheSection, result: ForwardedRead) -> CacheSection:
     return cache.model_copy(update={"scope": "private"}) if result.is_private else cache
 
 
-def _check_arguments(declared: Any, arguments: Mapping[str, str]) -> None:
+def _check_arguments(declared: Any, arguments: Mapping[str, Any]) -> None:
     names = [argument["name"] for argument in declared]
     missing = [
         argument["name"]
@@ -181,3 +181,5 @@ def _check_arguments(declared: Any, arguments: Mapping[str, str]) -> None:
             f"Invalid params: unknown arguments {', '.join(unknown)[:200]}; there are: "
             f"{', '.join(names)}"
         )
+    if not_text := [name for name in names if not isinstance(arguments.get(name, ""), str)]:
+        raise InvalidParams(f"Invalid params: arguments that are not text: {', '.join(not_text)}")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from msgspec.structs import replace
+
 from roundgate.auth import Principal
 from roundgate.errors import CallRefused, InsufficientScope, TaskNotFound
 from roundgate.methods.access import Access
@@ -34,9 +36,7 @@ def served_filter(
     requested = params.notifications
     uris = requested.resource_subscriptions
     own = [uri for uri in uris if access.may_subscribe(uri, principal, view)]
-    return (
-        requested if own == uris else requested.model_copy(update={"resource_subscriptions": own})
-    )
+    return requested if own == uris else replace(requested, resource_subscriptions=own)
 
 
 class SubscriptionMethods:

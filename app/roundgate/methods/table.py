@@ -13,7 +13,15 @@ from roundgate.backends import Catalog, Fallback
 from roundgate.config import GatewayConfig
 from roundgate.methods.access import Access
 from roundgate.methods.extensions import EXTENSIONS
-from roundgate.methods.parts import Arguments, Kit, Method, Methods, Parts, Replies, Tools
+from roundgate.methods.parts import (
+    Arguments,
+    Kit,
+    Method,
+    Methods,
+    Parts,
+    Replies,
+    Tools,
+)
 from roundgate.methods.prompts_and_resources import (
     CompletionMethods,
     PromptMethods,

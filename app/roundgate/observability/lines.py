@@ -35,21 +35,24 @@ class JsonFormatter(logging.Formatter):
     """A formatter that writes each record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        members: dict[str, Any] = {**members_here(), **getattr(record, "fields", {})}
-        if record.name not in (REQUESTS, "root"):
-            members = {**members, "logger": record.name}
-        trace = TRACE.get()
-        if trace is not None and "trace" not in members:
-            members = {**members, "trace": trace}
-        if record.exc_info:
-            members = {**members, "traceback": self.formatException(record.exc_info)}
-        line = {
+        line: dict[str, Any] = {
             "ts": iso(int(record.created * 1000)),
             "level": record.levelname.lower(),
             "msg": record.getMessage(),
-            **members,
+            **members_here(),
+            **getattr(record, "fields", {}),
         }
-        return escaped(encode(line).decode())
+        if record.name not in (REQUESTS, "root"):
+            line["logger"] = record.name
+        trace = TRACE.get()
+        if trace is not None:
+            line.setdefault("trace", trace)
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        data = encode(line)
+        # JSON has the control characters of ASCII as escapes, except for DEL
+        is_plain = data.isascii() and b"\x7f" not in data
+        return data.decode() if is_plain else escaped(data.decode())
 
 
 class _Handler(logging.StreamHandler[TextIO]):

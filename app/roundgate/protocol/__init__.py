@@ -62,9 +62,9 @@ from roundgate.protocol.params import Pages as Pages
 from roundgate.protocol.params import Params as Params
 from roundgate.protocol.params import PromptReference as PromptReference
 from roundgate.protocol.params import ReadResourceParams as ReadResourceParams
+from roundgate.protocol.params import ResourceReference as ResourceReference
 from roundgate.protocol.params import SubscriptionFilter as SubscriptionFilter
 from roundgate.protocol.params import Uri as Uri
-from roundgate.protocol.params import validate as validate
 from roundgate.protocol.revision import CacheHint as CacheHint
 from roundgate.protocol.revision import MirroredArgument as MirroredArgument
 from roundgate.protocol.revision import ResultFormat as ResultFormat

@@ -7,14 +7,16 @@ Reading is strict: one object per body, in JSON as `roundgate.json` reads it, wi
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 
-from roundgate.errors import InvalidRequest
-from roundgate.json import decode, encode
+from roundgate.errors import InvalidParams, InvalidRequest
+from roundgate.json import encode
 
 RequestId: TypeAlias = str | int
+
+S = TypeVar("S", bound=Struct)
 
 JSONRPC_VERSION: Final = "2.0"
 INT64: Final = range(-(2**63), 2**63)
@@ -44,17 +46,6 @@ class Response(Struct, frozen=True):
     id: RequestId
     result: dict[str, Any] | None
     error: dict[str, Any] | None
-
-
-def parse(body: bytes) -> Request | Notification:
-    """Read one POST body as a message.
-
-    Raises:
-        ParseError: the body is not valid JSON.
-        InvalidRequest: the body is JSON, but not one request or notification; the error has the id
-            if readable.
-    """
-    return message_from_json(decode(body))
 
 
 def message_from_json(message: Any) -> Request | Notification:
@@ -120,6 +111,22 @@ def _response(value: dict[str, Any]) -> Response:
 
 
 _NO_PARAMS: Final[dict[str, Any]] = {}
+
+
+def validate(model: type[S], params: dict[str, Any]) -> S:
+    """Validate the params of a message; return them as a value of their class (`protocol.params`).
+
+    Raises:
+        InvalidParams: the message names the first invalid member, without its value.
+    """
+    try:
+        return convert(params, model)
+    except (ValidationError, UnicodeEncodeError) as error:
+        reason, _, path = str(error).partition(" - at `$")
+        if reason.startswith("Invalid value"):  # of a member that decides the type of an object
+            reason = "Invalid value"
+        place = f"params{path.rstrip('`')}"
+        raise InvalidParams(f"Invalid params: {place[:500]}: {reason[:500]}") from None
 
 
 def result_response(request_id: RequestId, result: bytes) -> bytes:

@@ -344,9 +344,9 @@ def validate_request(
     # an older client can send neither the headers nor `_meta`, so name the reason first
     if request.method == "initialize":
         raise not_found(request.method)
-    _check_method_headers(request, received)
+    sent_version = _check_method_headers(request, received)
     envelope = _envelope(request.params)
-    _check_version(envelope[VERSION_KEY], received)
+    _check_version(envelope[VERSION_KEY], sent_version)
     meta = _meta(envelope)
     route = METHODS.get(request.method) or extensions.get(request.method)
     if route is None or (route.feature is not None and route.feature not in features):
@@ -357,10 +357,12 @@ def validate_request(
     )
 
 
-def _check_method_headers(request: Request, received: Headers) -> None:
+def _check_method_headers(request: Request, received: Headers) -> str:
+    """Make check 1, and return the value of the version header."""
     if received.repeated and (twice := repeated_header(received)) is not None:
         raise HeaderMismatch(f"Header mismatch: {twice} is sent more than once")
-    if _VERSION_FIELD not in received:
+    version = read_header(received, _VERSION_FIELD)
+    if version is None:
         raise HeaderMismatch(f"Header mismatch: {VERSION_HEADER} is missing")
     method = read_header(received, _METHOD_FIELD)
     if method is None:
@@ -371,6 +373,7 @@ def _check_method_headers(request: Request, received: Headers) -> None:
         raise HeaderMismatch(
             f"Header mismatch: {METHOD_HEADER} does not match the body's method (case counts)"
         )
+    return version
 
 
 def _envelope(params: dict[str, Any]) -> dict[str, Any]:
@@ -392,8 +395,8 @@ def _envelope(params: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _check_version(version: str, received: Headers) -> None:
-    if read_header(received, _VERSION_FIELD) != version:
+def _check_version(version: str, sent: str) -> None:
+    if sent != version:
         raise HeaderMismatch(
             f'Header mismatch: {VERSION_HEADER} does not match _meta["{VERSION_KEY}"]'
         )

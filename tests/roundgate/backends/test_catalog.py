@@ -11,7 +11,7 @@ from roundgate.backends.base import Offering, Prompt, Resource, Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound
 from roundgate.protocol.content import Completion
-from roundgate.protocol.params import Pages
+from roundgate.protocol.params import Pages, PromptReference, ResourceReference
 from tests.support.catalogs import built
 
 
@@ -252,14 +252,14 @@ def test_a_name_that_nothing_has_is_an_error_that_repeats_64_characters_of_it() 
 
 def test_completers_are_those_of_a_prompt_or_of_a_template_by_its_text() -> None:
     completers: Mapping[str, Any] = {"a": complete}
-    assert catalog().completed("ref/prompt", "p").complete == completers
-    assert catalog().completed("ref/resource", "n://{a}").complete == completers
-    assert catalog().completed("ref/resource", "o://{c}").complete == {}
-    assert catalog().completed("ref/resource", "n://ann").complete == {}
+    assert catalog().completed(PromptReference(name="p")).complete == completers
+    assert catalog().completed(ResourceReference(uri="n://{a}")).complete == completers
+    assert catalog().completed(ResourceReference(uri="o://{c}")).complete == {}
+    assert catalog().completed(ResourceReference(uri="n://ann")).complete == {}
     with pytest.raises(InvalidParams, match="Unknown resource template: n://bob"):
-        catalog().completed("ref/resource", "n://bob")
+        catalog().completed(ResourceReference(uri="n://bob"))
     with pytest.raises(InvalidParams, match="Unknown prompt: q"):
-        catalog().completed("ref/prompt", "q")
+        catalog().completed(PromptReference(name="q"))
 
 
 @pytest.mark.parametrize(

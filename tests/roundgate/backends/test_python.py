@@ -350,7 +350,7 @@ async def test_a_prompt_gets_its_arguments_converted_from_strings() -> None:
         ),
         ({"language": "rust", "count": "many"}, "count: Input should be a valid integer"),
         ({"language": "rust", "style": "green"}, "style: Input should be 'red' or 'blue'"),
-        ({"language": 5}, "params.arguments.language"),
+        ({"language": 5}, "arguments that are not text: language"),
     ],
 )
 async def test_wrong_arguments_of_a_prompt_are_invalid_params_that_name_them(

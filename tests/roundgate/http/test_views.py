@@ -422,7 +422,7 @@ def test_views_that_cannot_be_are_refused(given: list[dict[str, Any]], said: str
 
 async def test_only_the_listeners_of_a_view_hear_that_its_list_has_changed() -> None:
     hub = Hub(10, 10)
-    wanted = SubscriptionFilter.model_validate({"toolsListChanged": True})
+    wanted = SubscriptionFilter(tools_list_changed=True)
     features = frozenset({"tools"})
     everything = hub.subscribe(1, LOCAL, wanted, features)
     support = hub.subscribe(2, LOCAL, wanted, features, view="support")

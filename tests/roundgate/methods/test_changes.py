@@ -87,7 +87,7 @@ class Replica:
 
     async def listen(self, *uris: str) -> OpenSubscription:
         """A stream for the list of tools and these resources."""
-        wanted = SubscriptionFilter(toolsListChanged=True, resourceSubscriptions=list(uris))
+        wanted = SubscriptionFilter(tools_list_changed=True, resource_subscriptions=list(uris))
         await self.changes.ready()
         stream = self.hub.subscribe(1, LOCAL, wanted, EVERYTHING)
         self.changes.follow(stream)

@@ -23,10 +23,10 @@ from roundgate.protocol.params import SubscriptionFilter
 
 EVERYTHING = frozenset({"tools", "prompts", "resources"})
 ALL = SubscriptionFilter(
-    toolsListChanged=True,
-    promptsListChanged=True,
-    resourcesListChanged=True,
-    resourceSubscriptions=["u:1", "u:2"],
+    tools_list_changed=True,
+    prompts_list_changed=True,
+    resources_list_changed=True,
+    resource_subscriptions=["u:1", "u:2"],
 )
 TOPICS = [(TOOLS_CHANGED, None), (PROMPTS_CHANGED, None), (RESOURCES_CHANGED, None)]
 URIS = [(RESOURCE_UPDATED, uri) for uri in ("u:1", "u:2", "u:3")]

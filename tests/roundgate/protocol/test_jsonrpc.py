@@ -14,14 +14,14 @@ from roundgate.errors import InvalidRequest, ParseError
 from roundgate.json import decode, encode
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.jsonrpc import Notification, Request
-from tests.support import json_values
+from tests.support import json_values, wire
 
 REQUEST: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 
 
 def refusal(message: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        jsonrpc.parse(json.dumps(message).encode())
+        wire.parse(json.dumps(message).encode())
     return caught.value
 
 
@@ -30,27 +30,27 @@ def refusal(message: Any) -> InvalidRequest:
 
 def test_a_request_has_id_method_and_params() -> None:
     body = b' {"jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": {"name": "add"}}\r\n'
-    assert jsonrpc.parse(body) == Request("a", "tools/call", {"name": "add"})
+    assert wire.parse(body) == Request("a", "tools/call", {"name": "add"})
 
 
 def test_params_that_are_not_sent_are_an_empty_object() -> None:
-    assert jsonrpc.parse(json.dumps(REQUEST).encode()) == Request(1, "tools/list", {})
+    assert wire.parse(json.dumps(REQUEST).encode()) == Request(1, "tools/list", {})
 
 
 def test_a_notification_has_no_id() -> None:
     body = b'{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}'
-    assert jsonrpc.parse(body) == Notification("notifications/cancelled", {"requestId": 1})
+    assert wire.parse(body) == Notification("notifications/cancelled", {"requestId": 1})
 
 
 def test_members_that_json_rpc_does_not_know_are_ignored() -> None:
-    assert jsonrpc.parse(json.dumps({**REQUEST, "trace": [1]}).encode()) == Request(
+    assert wire.parse(json.dumps({**REQUEST, "trace": [1]}).encode()) == Request(
         1, "tools/list", {}
     )
 
 
 @pytest.mark.parametrize("request_id", ["", "1", "ünï", 0, -1, 2**63 - 1, -(2**63)])
 def test_ids_keep_their_value_and_their_type(request_id: str | int) -> None:
-    message = jsonrpc.parse(json.dumps({**REQUEST, "id": request_id}).encode())
+    message = wire.parse(json.dumps({**REQUEST, "id": request_id}).encode())
     assert isinstance(message, Request)
     assert (message.id, type(message.id)) == (request_id, type(request_id))
 
@@ -278,7 +278,7 @@ def test_nothing_is_read_that_the_standard_library_would_not_read(text: str) -> 
 )
 def test_any_bytes_are_a_message_or_a_protocol_error(body: bytes) -> None:
     try:
-        message = jsonrpc.parse(body)
+        message = wire.parse(body)
     except (ParseError, InvalidRequest):
         return
     assert isinstance(message, (Request, Notification))

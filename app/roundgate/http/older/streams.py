@@ -54,8 +54,8 @@ AWAY_RETRY_MS: Final = 2_000
 
 LOOK_S: Final = 5.0
 """Seconds between two reads of the session's subscriptions."""
-_LISTS: Final = SubscriptionFilter.model_validate(
-    {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
+_LISTS: Final = SubscriptionFilter(
+    tools_list_changed=True, prompts_list_changed=True, resources_list_changed=True
 )
 
 Token: TypeAlias = Callable[[], Awaitable[str]]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from msgspec import Struct
-from pydantic import Field
+from msgspec import Meta as Constraint
+from msgspec import Struct, field
 
 from roundgate.errors import InvalidParams, MethodNotFound
-from roundgate.protocol import params
+from roundgate.protocol import jsonrpc
 from roundgate.protocol.inbound import ClientCapabilities, Inbound, Meta
 from roundgate.protocol.jsonrpc import MAX_ID, Request
 from roundgate.protocol.params import Params
@@ -38,10 +38,10 @@ _NAMED: Final = MappingProxyType(
 _OF_LATER: Final = frozenset({"inputResponses", "requestState"})
 
 
-class _InitializeParams(Params):
-    protocol_version: str = Field(alias="protocolVersion", max_length=MAX_NAME)
-    capabilities: dict[str, Any] = Field(default={})
-    client_info: dict[str, Any] = Field(default={}, alias="clientInfo")
+class _InitializeParams(Params, frozen=True):
+    protocol_version: Annotated[str, Constraint(max_length=MAX_NAME)]
+    capabilities: dict[str, Any] = field(default_factory=dict)
+    client_info: dict[str, Any] = field(default_factory=dict)
 
 
 class SessionOpening(Struct, frozen=True):
@@ -62,7 +62,7 @@ class SessionOpening(Struct, frozen=True):
         Raises:
             InvalidParams: the params are malformed.
         """
-        opening = params.validate(_InitializeParams, request.params)
+        opening = jsonrpc.validate(_InitializeParams, request.params)
         revision = negotiated(opening.protocol_version)
         named = {
             name: text[:MAX_NAME]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from roundgate import errors
 from roundgate.methods.extensions import ROUTES
@@ -32,7 +33,7 @@ from roundgate.protocol.content import (
 from roundgate.protocol.inbound import ClientCapabilities, Headers
 from roundgate.protocol.jsonrpc import Request
 from roundgate.protocol.v2026_07_28 import TABLE, validate_request
-from tests.support import wire
+from tests.support import json_values, wire
 
 EXAMPLES: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("spec_examples.json").read_text("utf-8")
@@ -80,13 +81,13 @@ def example(kind: str, name: str) -> Any:
 
 @pytest.mark.parametrize(("kind", "request_"), CLIENT_REQUESTS)
 def test_every_request_of_the_specification_passes(kind: str, request_: dict[str, Any]) -> None:
-    message = jsonrpc.parse(json.dumps(request_).encode())
+    message = wire.parse(json.dumps(request_).encode())
     assert isinstance(message, Request)
     raw = [(name.encode(), value.encode()) for name, value in wire.headers(request_).items()]
     passed = validate_request(message, Headers.of(raw), FEATURES, ROUTES)
     assert passed.method == request_["method"]
     if passed.method in MODELS:
-        params.validate(MODELS[passed.method], passed.params)
+        jsonrpc.validate(MODELS[passed.method], passed.params)
 
 
 def test_the_specification_has_an_example_for_every_method() -> None:
@@ -96,8 +97,9 @@ def test_the_specification_has_an_example_for_every_method() -> None:
 @pytest.mark.parametrize(("kind", "model"), PARAMS)
 def test_what_params_say_is_what_is_read(kind: str, model: type[params.Params]) -> None:
     for sent in EXAMPLES[kind].values():
-        read = params.validate(model, sent).model_dump(exclude_unset=True, by_alias=True)
-        assert read == {name: value for name, value in sent.items() if name != "_meta"}
+        read = to_builtins(jsonrpc.validate(model, sent))
+        sent = {name: value for name, value in sent.items() if name != "_meta"}
+        assert json_values.includes(read, sent)
 
 
 @pytest.mark.parametrize(

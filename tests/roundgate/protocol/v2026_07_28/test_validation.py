@@ -22,7 +22,7 @@ from roundgate.errors import (
     UnsupportedVersion,
 )
 from roundgate.methods.extensions import ROUTES
-from roundgate.protocol import jsonrpc, v2026_07_28
+from roundgate.protocol import v2026_07_28
 from roundgate.protocol.inbound import LOG_LEVELS, SUPPORTED_VERSIONS, Headers, Inbound
 from roundgate.protocol.jsonrpc import Notification
 from roundgate.protocol.v2026_07_28 import (
@@ -54,7 +54,7 @@ class Draft:
     def validate(self, features: frozenset[str] = FEATURES) -> Inbound:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in self.headers.items()]
         raw += [(self.twice.encode(), b"add")] * 2 if self.twice else []
-        request = jsonrpc.parse(json.dumps(self.message).encode())
+        request = wire.parse(json.dumps(self.message).encode())
         assert not isinstance(request, Notification)
         return validate_request(request, Headers.of(raw), features, ROUTES)
 
@@ -468,7 +468,7 @@ def test_whatever_comes_is_let_in_or_answered_with_one_allowed_error(
     body, raw = sent
     request_id = None
     try:
-        message = jsonrpc.parse(body)
+        message = wire.parse(body)
         if isinstance(message, Notification):
             return
         request_id = message.id
