@@ -241,7 +241,7 @@ def _summaries(reports: Mapping[str, ReplicaReport]) -> list[ReplicaSummary]:
 
 
 FAILING_SHARE: Final = 0.5
-"""The part of the calls of the last five minutes whose failure makes a back end `failing`."""
+"""The part of the calls of the last five minutes with calls whose failure makes a back end `failing`."""
 FAILING_RUNS: Final = 3
 """The least number of these calls."""
 
@@ -258,13 +258,14 @@ def _backends(console: Console, health: Health, now_ms: int) -> list[BackendSumm
     slots, paused = console.recent.activity(HOUR, now_ms), console.recent.paused()
 
     def summary(name: str) -> BackendSummary:
-        hour, lately = _of(name, slots), _of(name, slots[-5:])
+        called = [slot for slot in slots if name in slot]
+        hour, lately = _of(name, called), _of(name, called[-5:])
         fails = lately.runs >= FAILING_RUNS and lately.failed >= FAILING_SHARE * lately.runs
         reasons = [*problems.get(name, []), *paused.get(name, [])]
         if name in down:
             reasons.append("its server does not answer")
         if fails:
-            reasons.append(f"{lately.failed} of {lately.runs} failed in the last five minutes")
+            reasons.append(f"{lately.failed} of its last {lately.runs} calls failed")
         return BackendSummary(
             name=name,
             is_served=name not in missing,

@@ -392,6 +392,7 @@ class _Pages:
             "task_confirm.html",
             task=TaskRow.of(shown.record, shown.now_ms),
             act=act,
+            arguments=shown.values().get("Arguments") if self._console.shows_values else None,
             effect=ACTIONS[act.action].effect,
             again=[] if again is None else again.lines(),
             sent=sent,

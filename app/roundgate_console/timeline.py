@@ -343,7 +343,7 @@ def _present(record: TaskRecord, now_ms: int) -> list[TimelineItem]:
         tone=tone_of(status.value),
         outcome="" if record.ending is None else record.ending.value,
         facts={
-            **({} if doing == "-" else {"now" if record.is_open else "state": doing}),
+            **({} if doing == "-" or record.retried_as else {"now": doing}),
             **({"message": record.status_message} if record.status_message else {}),
         },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -150,11 +151,22 @@ async def test_the_slowest_and_the_failed_calls_of_a_back_end_are_listed(tmp_pat
 
 async def test_a_back_end_whose_calls_fail_is_failing(tmp_path: Path) -> None:
     async with operated(tmp_path, hello, fails) as gateway:
-        for _ in range(3):
-            await gateway.call("fails")
+        for age_s in (600, 610, 620):  # since then there was no call that says that it works again
+            record = logging.LogRecord(
+                "roundgate.request", logging.INFO, "", 1, "request", (), None
+            )
+            record.created -= age_s
+            facts = {"method": "tools/call", "name": "fails", "outcome": "tool_error", "ms": 1.0}
+            record.fields = facts | {"call": str(age_s)}
+            gateway.app.state.console.recent.handle(record)
         (backend,) = (await gateway.browser.get("/api/overview")).json()["backends"]
         assert backend["state"] == "failing"
-        assert "3 of 3 failed in the last five minutes" in await gateway.browser.page()
+        page = await gateway.browser.page()
+        assert "3 of its last 3 calls failed" in page
+        assert "Back ends fail" in page
+        for _ in range(4):
+            await gateway.call("hello")
+        assert "Healthy" in await gateway.browser.page()
 
 
 async def test_a_call_of_another_process_says_where_it_is(tmp_path: Path) -> None:
