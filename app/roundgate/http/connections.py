@@ -213,7 +213,8 @@ class BoundedConnection(asyncio.Protocol):
         self._due = inf
         """The time at which to end the connection unless its stage changes, on the same clock."""
         self._head: bytes | None = b""
-        """The received part of a head; `None` while bytes belong to a body."""
+        """The received part of a head; `None` while bytes belong to a body, or to a head that uvicorn
+        has in part."""
         self._held = b""
         """Bytes held back while uvicorn has paused reading or a request is being answered."""
         self._is_paused = False
@@ -268,10 +269,15 @@ class BoundedConnection(asyncio.Protocol):
             self._add_to_head(self._head, data)
             return
         self._loose_bytes += len(data)
-        if self._loose_bytes > _FRAMING + self._bounds.header_bytes and self._request is not None:
-            self._answer_early(self._request, _head_too_large(self._bounds))
-        else:
-            self._feed(data)
+        request, limit = self._request, self._bounds.header_bytes
+        if self._stage is Stage.RECEIVING or (request is not None and request.has_arrived):
+            if self._loose_bytes > limit:  # of the next head, which uvicorn has in part
+                self.refuse(_head_too_large(self._bounds))
+                return
+        elif self._loose_bytes > _FRAMING + limit and request is not None:
+            self._answer_early(request, _head_too_large(self._bounds))
+            return
+        self._feed(data)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -355,10 +361,14 @@ class BoundedConnection(asyncio.Protocol):
 
     # called by uvicorn's protocol and `arrival.ConnectionMiddleware`
 
+    def head_began(self) -> None:
+        """Note that uvicorn has the beginning of a head: the rest of it follows there, too. It may
+        be that of a pipelined request."""
+        self._head, self._loose_bytes = None, 0
+
     def request_arrived(self) -> None:
         """Note that a request has arrived as a whole: another head comes next."""
-        if self._head is None:
-            self._head = b""
+        self._head = b""
         if self._stage is not Stage.ENDING:
             self._due = inf
 
@@ -372,27 +382,24 @@ class BoundedConnection(asyncio.Protocol):
             return
         if self._stage is not Stage.ENDING:
             self._due = self.since + self._bounds.body_s
-        begun, self._head = self._head, None
-        if begun:
-            self._feed(begun)  # a pipelined body that arrived before its request began
 
     def body_received(self) -> None:
         """Note that the app has received a part of the body."""
         self._loose_bytes = 0
 
-    def request_ended(self) -> None:
-        """Note that the request was answered."""
+    def request_ended(self, request: ArrivingRequest) -> None:
+        """Note that a request was answered. A pipelined request may have begun."""
+        if self._request is not request:
+            return
         self._request = None
         if self._is_counted:
             self.written()
-        if self._head:
-            self._enter(Stage.RECEIVING, self._bounds.head_s)
-        else:
+        if self._held or self._head == b"":
             self._enter(Stage.IDLE)
+        else:  # a head has begun, here or at uvicorn
+            self._enter(Stage.RECEIVING, self._bounds.head_s)
         if self._held and not self._is_paused:
             self._loop.call_soon(self._feed_held)
-        elif self._head is None:
-            self._head = b""
 
     # the answers that wait for their reader (`unread`)
 
@@ -534,8 +541,14 @@ class _StockProtocol(HttpToolsProtocol):
         super().__init__(*arguments)
         self._connection = connection
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._connection.head_began()
+
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if self.parser.should_upgrade():
+            return  # at the end of the head, so the connection must close before a body is read as one
         self.scope["state"][ARRIVED] = True
         self._connection.request_arrived()
 

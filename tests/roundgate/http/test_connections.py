@@ -348,6 +348,51 @@ async def test_requests_in_one_stream_are_answered_in_order_however_the_bytes_ar
     assert app.bodies == sent
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_a_pipelined_request_may_be_cut_anywhere(is_slow: bool) -> None:
+    seen: list[Any] = []
+    may_answer = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        received = (await receive())["body"]
+        while len(received) < int(dict(scope["headers"])[b"content-length"]):
+            received += (await receive())["body"]
+        seen.append((len(scope["headers"]), received))
+        await may_answer.wait()
+        await answering(start((b"content-length", b"0")), body(b""))(scope, receive, send)
+
+    sent = GET.replace(b"GET", b"POST") % b"content-length: 17\r\n" + b"\r\nupgrade: x\r\n\r\nx"
+    for cut in range(1, len(sent)):
+        seen.clear()
+        may_answer.clear()
+        connection = Connection(app)
+        await connection.feed(sent + sent[:cut])
+        if not is_slow:
+            may_answer.set()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        await connection.feed(sent[cut:])
+        may_answer.set()
+        await connection.ended()
+        assert seen == [(2, sent[-17:])] * 2, cut
+
+
+async def test_the_body_of_a_pipelined_upgrade_is_no_request() -> None:
+    paths: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+        await answering(start((b"content-length", b"0")), body(b""))(scope, receive, send)
+
+    hidden = b"GET /hidden HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    upgrade = b"connection: upgrade\r\nupgrade: x\r\ncontent-length: %d\r\n" % len(hidden)
+    connection = Connection(app)
+    answer = await connection.send(GET % b"" + GET.replace(b"GET", b"POST") % upgrade)
+    assert answer.endswith(b"connection: close\r\n\r\n")
+    await connection.send(hidden)
+    assert paths == ["/", "/"]
+
+
 @pytest.mark.parametrize(
     "begun",
     [
