@@ -16,7 +16,7 @@ from roundgate.backends.http.config import BreakerConfig, TimeoutsConfig
 from roundgate.backends.http.messages import ServiceAnswer
 from roundgate.backends.http.reliability import Breaker, retry_after_s
 from roundgate.backends.http.service import no_answer
-from roundgate.errors import BackendError, NoAnswer
+from roundgate.errors import DOUBT, BackendError, NoAnswer
 from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.services import answer, gateway_to, service
 from tests.support.till import till
@@ -125,6 +125,21 @@ async def test_a_charge_whose_answer_is_lost_is_charged_once_where_the_service_t
         async with gateway_to(one.url, POST, retry=QUICK) as gate:
             assert (await gate.call("tool", {"a": "x"}))["isError"] is True
         assert (one.charges, one.keys) == (['{"a":"x"}'], [None])
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_a_later_attempt_that_is_not_sent_leaves_the_doubt_of_an_earlier_one(
+    keyed: bool,
+) -> None:
+    breaker = {"retry": QUICK, "breaker": {"failures": 1}}
+    safe = {"idempotency_key": "Idempotency-Key"} if keyed else {"idempotent": True}
+    async with service(CUT, GOOD) as told, gateway_to(told.url, POST | safe, **breaker) as gate:
+        text = await gate.text("tool")
+        assert "is paused" in text
+        assert text.endswith(DOUBT) is keyed
+        assert "is paused" in (text := await gate.text("tool"))
+        assert DOUBT not in text
+        assert len(told.requests) == 1
 
 
 async def test_the_key_of_a_client_makes_two_calls_one_charge() -> None:

@@ -120,9 +120,11 @@ class ServiceAnswer(Struct, frozen=True):
         return cls(kept["status"], kept["reason"], kept["content_type"], body, headers)
 
 
-def with_doubt(error: BackendError) -> BackendError:
-    """Add `DOUBT` to an error about an answer that did not arrive or cannot be used."""
-    if isinstance(error, UnexpectedAnswer) or (isinstance(error, NoAnswer) and error.reached):
+def with_doubt(error: BackendError, *, is_unclear: bool = False) -> BackendError:
+    """Add `DOUBT` to an error about an answer that did not arrive or cannot be used, or to any error
+    if `is_unclear`."""
+    is_lost = isinstance(error, NoAnswer) and error.reached
+    if is_unclear or is_lost or isinstance(error, UnexpectedAnswer):
         error.args = (f"{error}{DOUBT}",)
     return error
 

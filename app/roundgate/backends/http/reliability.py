@@ -90,11 +90,13 @@ class Attempts:
         """
         within = self._clock.deadline(self._config.within_s * 1000)
         deadlines = [within] if deadline is None else [deadline, within]
+        is_unclear = False  # whether an earlier attempt may have taken effect
         try:
             for attempt in range(1, self._config.attempts):
                 try:
                     answer = await self._attempt(once, prepare)
                 except NoAnswer as error:
+                    is_unclear = is_unclear or error.reached
                     pause_s = self._pause_s(attempt, None)
                     is_safe = is_repeatable or not error.reached
                     if not is_safe or not _fits(pause_s, *deadlines):
@@ -115,7 +117,7 @@ class Attempts:
             return await self._attempt(once, prepare)
         except BackendError as error:
             if has_key or not is_repeatable:
-                with_doubt(error)
+                with_doubt(error, is_unclear=is_unclear)
             raise
 
     async def _attempt(
