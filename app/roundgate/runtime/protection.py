@@ -27,7 +27,7 @@ _OF_BACKEND: Final = (
     *("origins", "changes", "dynamic_pages"),
 )
 """The protecting settings of back ends, as far as a kind has them."""
-_OFFERED: Final = ("tool ", "prompt ", "resource ")
+_OFFERED: Final = ("selection ", "tool ", "prompt ", "resource ")
 """The beginnings of places that a back end may remove without a loss."""
 
 
@@ -41,6 +41,8 @@ def protection(file: ConfigFile, catalog: Catalog) -> Protection:
     backends = {backend.name: backend for backend in file.backends}
     for name, backend in backends.items():
         places[f"backends.{name}"] = _settings(backend, (*_SELECTING, *_OF_BACKEND))
+        if (backend.include or backend.exclude) and name not in catalog.missing:
+            places[f"selection of {name}"] = {}
     for name, served in catalog.tools.items():
         if served.backend in backends:
             own_name, _ = override_of(backends[served.backend], name)
@@ -53,8 +55,8 @@ def protection(file: ConfigFile, catalog: Catalog) -> Protection:
 def changes(before: Protection, after: Protection) -> Iterator[str]:
     """Yield a sentence for each place of `before` that `after` lacks, and for each value that differs.
 
-    Tools, prompts and resources may be removed. A new tool counts if its back end selects tools by
-    `include` or `exclude`.
+    Tools, prompts and resources may be removed. A new tool counts if its back end was served and
+    selects tools by `include` or `exclude`.
     """
     for place, was in before.items():
         now = after.get(place)
@@ -66,9 +68,8 @@ def changes(before: Protection, after: Protection) -> Iterator[str]:
         elif not place.startswith(_OFFERED):
             yield f"{place} is removed"
     for place in after:
-        backend = before.get(f"backends.{place.rpartition(' of ')[2]}", {})
-        selects = backend.get("include") or backend.get("exclude")
-        if place not in before and place.startswith("tool ") and selects:
+        is_selected = f"selection of {place.rpartition(' of ')[2]}" in before
+        if place not in before and place.startswith("tool ") and is_selected:
             yield f"{place} is served; it is new, or was left out"
 
 

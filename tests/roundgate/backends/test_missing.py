@@ -187,6 +187,19 @@ async def test_it_is_served_when_it_can_be_and_clients_are_told(
         assert "missing" not in (await mcp.http.get("/healthz")).json()
 
 
+async def test_it_is_served_again_if_it_selects_its_tools(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "HEAL_S", 0.05)
+    selecting = CONFIG.replace("ill.py", "ill.py, include: [{name: hello}]")
+    (folder / "gateway.yaml").write_text(selecting)
+    app = app_of(folder)
+    async with stoppable(app), client(app) as mcp:
+        assert await names(mcp) == ["well__hello"]
+        (folder / "ill.py").write_text(GOOD)
+        await until(["well__hello", "ill__hello"], lambda: names(mcp))
+
+
 async def test_what_else_changes_is_served_while_something_is_missing(folder: Path) -> None:
     app = app_of(folder, reload=True)
     async with stoppable(app), client(app) as mcp:

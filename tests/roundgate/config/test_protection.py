@@ -146,8 +146,11 @@ def test_other_settings_are_no_protection(tmp_path: Path) -> None:
     assert changed(old, protected(tmp_path, {}, server={"name": "b"})) == []
 
 
-def test_the_tools_of_a_back_end_that_is_served_again_are_no_change(tmp_path: Path) -> None:
-    served = protected(tmp_path, {})
+@pytest.mark.parametrize("selection", [{}, {"include": [{"name": "drop"}]}])
+def test_the_tools_of_a_back_end_that_is_served_again_are_no_change(
+    tmp_path: Path, selection: dict[str, Any]
+) -> None:
+    served = protected(tmp_path, selection)
     loaded = load(tmp_path / "gateway.yaml")
     catalog = loading.load(loaded).catalog
     gone = replace(catalog, tools={}, missing={"shop": Missing("", [])})
