@@ -94,7 +94,7 @@ from msgspec.structs import replace
 
 from roundgate.protocol import Event as Step
 from roundgate.protocol import Status, sources, target
-from roundgate.storage import ENDING_OF, Drop, Mark, Put, RecordPart, TaskRecord
+from roundgate.storage import ENDING_OF, Drop, Ending, Mark, Put, RecordPart, TaskRecord
 from roundgate.tasks import events
 from roundgate.tasks.events import (
     KEPT_DELIVERIES,
@@ -345,6 +345,8 @@ def _finish(record: TaskRecord, event: events.Finish, now_ms: int) -> Decision:
         failed_steps=tuple(event.failed_steps) or record.failed_steps,
         expires_ms=record.expires_ms if event.expires_ms is None else event.expires_ms,
     )
+    if event.ending is Ending.ERROR:  # of its handler: its workers did not give it up
+        after = replace(after, attempts=0, deaths=0, declined_ms=0)
     message_ms = None
     if event.cleanup_due_ms is not None:
         after = _to_clean_up(after, event.cleanup_due_ms)

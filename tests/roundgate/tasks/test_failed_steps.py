@@ -19,12 +19,12 @@ from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
 from roundgate.clock import Clock, iso
-from roundgate.errors import NotRetryable
+from roundgate.errors import InvalidParams, NotRetryable
 from roundgate.operators.continuing import retry, steps_done
 from roundgate.operators.control import ACTIONS
 from roundgate.operators.facts import activity, task_facts
 from roundgate.replay import steps
-from roundgate.storage import HIDDEN, TaskRef
+from roundgate.storage import HIDDEN, Ending, TaskRef
 from roundgate.storage.sqlite import SqliteDatabase, SqliteTasks
 from roundgate.tasks import events
 from roundgate.tasks.stored import Claimed, StoredTasks
@@ -312,6 +312,23 @@ async def test_a_task_that_was_given_up_after_deaths_continues_after_its_finishe
     assert CALLS == {"charge": 1}
     assert (await shop.record(task)).retried_as == successor.id
     with pytest.raises(NotRetryable, match="was already retried as"):
+        await retry(shop.store, task, clock.now_ms())
+
+
+async def test_an_error_of_a_handler_after_a_decline_is_not_taken_for_giving_up(
+    shared: Shared, clock: FixedClock
+) -> None:
+    async def refuse(ctx: Context) -> str:
+        raise InvalidParams("no such order")
+
+    task = await shared.workshop(refuse=refuse).begin("refuse")
+    assert await shared.workshop(other=refuse).turns() == [TurnResult.DECLINED]
+    clock.skip(60)
+    shop = shared.workshop(refuse=refuse)
+    assert await shop.turns() == [TurnResult.FINISHED]
+    record = await shop.record(task)
+    assert (record.ending, record.may_be_retried) == (Ending.ERROR, False)
+    with pytest.raises(NotRetryable, match="nor was given up"):
         await retry(shop.store, task, clock.now_ms())
 
 
