@@ -276,21 +276,19 @@ class Trail:
     async def aclose(self) -> None:
         """End the chain: write the records that wait, the last record, and the last checkpoint."""
         with self._lock:
-            sink, timer = self._sink, self._timer
-            if sink is None:
-                return
-            if timer is not None:
-                timer.cancel()
             try:
                 if self.trouble is not None:
                     self._resume()
-                self._write(iso(self._clock.now_ms()), "stopped", {})
-                self._mark()
-                sink.close()
+                if self._sink is not None:
+                    self._write(iso(self._clock.now_ms()), "stopped", {})
+                    self._mark()
+                    self._sink.close()
             except OSError as error:
                 self._failed(error)
             if lost := self._lost + len(self._waiting):
                 log.error("records of the audit log are lost", extra={"fields": {"records": lost}})
+            if self._timer is not None:
+                self._timer.cancel()
             self._sink, self._timer = None, None
 
     def _resume(self) -> None:

@@ -238,6 +238,25 @@ async def test_records_that_never_reach_the_disk_are_counted_at_the_end() -> Non
     assert line["records"] == 1
 
 
+async def test_a_log_that_never_began_is_not_begun_after_its_end() -> None:
+    made: list[str] = []
+
+    def make_nothing(chain: str) -> Disk:
+        made.append(chain)
+        raise OSError(28, "No space left on device")
+
+    trail = Trail(AuditConfig(), make_nothing, DIGESTS, HastyClock())
+    trail.open()
+    trail.record("ended", {})
+    with log_lines() as logged:
+        await trail.aclose()
+    (line,) = logged.of("records of the audit log are lost")
+    assert line["records"] == 1
+    attempts = len(made)
+    await asyncio.sleep(0.05)
+    assert len(made) == attempts
+
+
 async def test_a_record_is_on_the_disk_when_it_is_settled() -> None:
     disk = Disk()
     trail = trail_on(disk, durable=True)
