@@ -304,7 +304,7 @@ class Turn:
         self._deadline = deadline
         self._begun_ms = self._last_look_ms = means.clock.monotonic_ms()
         self._told_s: float | None = None
-        self._is_stopping = False
+        self._is_stopping = self._is_over = False
         self._reason: str | None = None
         self._error: Exception | None = None
         """The error that ends the run."""
@@ -353,8 +353,9 @@ class Turn:
         except LeaseLost:
             self.result = TurnResult.LOST
         except asyncio.CancelledError:
-            crashes = not (self._is_stopping and self.has_begun)
-            await to_its_end(self._commit(Interrupted(crashes)))
+            if not self._is_over:
+                crashes = not (self._is_stopping and self.has_begun)
+                await to_its_end(self._commit(Interrupted(crashes)))
             raise
         except Exception as error:
             await self._commit(Aborted(error))
@@ -370,7 +371,7 @@ class Turn:
         with means.tracing.turn(self.task_call.origin, self.correlation, record.fence) as span:
             outcome = await self._outcome(served)
             span.end("tool_error" if isinstance(outcome, Failed) else "ok")
-        await self._commit(outcome)
+        await to_its_end(self._commit(outcome))
         if isinstance(outcome, Completed | Failed) and self.result in _ENDED:
             means.metrics.called(served.name, served.backend, call_outcome(outcome))
 
@@ -739,6 +740,7 @@ class Turn:
             self.result = await self._write_end(Failed(error))
         except QuotaExceeded as error:  # an outcome of this size is always stored
             self.result = await self._write_end(Failed(ToolError(str(error))))
+        self._is_over = True
 
     async def _write_end(self, outcome: Outcome) -> TurnResult:
         match outcome:

@@ -29,6 +29,7 @@ from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.turn import DECLINED_MS, TurnResult
 from tests.support.clocks import FixedClock, pass_time
 from tests.support.crashes import called
+from tests.support.log_lines import log_lines
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
 from tests.support.tasks import Shared, Workshop, as_stored
@@ -1104,6 +1105,34 @@ async def test_a_step_longer_than_a_worker_lives_fails_after_the_bound(share: Sh
     clock.skip(60)
     assert await shop.worker.work(ref, real.deadline(60)) is TurnResult.GIVEN_UP
     assert "a step exceeds the time limit of a worker" in (await shop.shown(ref))["statusMessage"]
+
+
+async def test_a_turn_that_is_cancelled_during_its_last_write_is_logged_as_it_ended(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[events.UnderLease] = []
+    has_written = asyncio.Event()
+    write = StoredTasks.write
+
+    async def write_slowly(store: StoredTasks, lease: Any, event: Any, now_ms: int) -> None:
+        writes.append(event)
+        await write(store, lease, event, now_ms)
+        has_written.set()
+        await asyncio.sleep(0.05)
+
+    shop = shared.workshop(quick=quick)
+    ref = await shop.begin("quick")
+    monkeypatch.setattr(StoredTasks, "write", write_slowly)
+    with log_lines() as logged:
+        turn = asyncio.create_task(shop.worker.work(ref))
+        await asyncio.wait_for(has_written.wait(), 60)
+        shop.worker.request_stop()
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+    assert [line["outcome"] for line in logged.of("task")] == ["finished"]
+    assert logged.of("cannot release a task") == []
+    assert len(writes) == 1
 
 
 # Sleeps
