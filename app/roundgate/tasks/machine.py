@@ -347,6 +347,8 @@ def _finish(record: TaskRecord, event: events.Finish, now_ms: int) -> Decision:
     )
     if event.ending is Ending.ERROR:  # of its handler: its workers did not give it up
         after = replace(after, attempts=0, deaths=0, declined_ms=0)
+    elif event.status is Status.FAILED and not (record.deaths or record.declined_ms):
+        after = replace(after, attempts=record.attempts + 1)  # they did, after this turn
     message_ms = None
     if event.cleanup_due_ms is not None:
         after = _to_clean_up(after, event.cleanup_due_ms)

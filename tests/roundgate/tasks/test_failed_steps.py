@@ -315,6 +315,21 @@ async def test_a_task_that_was_given_up_after_deaths_continues_after_its_finishe
         await retry(shop.store, task, clock.now_ms())
 
 
+async def test_a_task_that_was_given_up_at_once_continues(
+    shared: Shared, clock: FixedClock
+) -> None:
+    shared.config = shared.config.model_copy(update={"unserved_s": 0})
+
+    async def quick(ctx: Context) -> str:
+        return "served"
+
+    task = await shared.workshop(quick=quick).begin("quick")
+    assert await shared.workshop(other=quick).turns() == [TurnResult.GIVEN_UP]
+    shop = shared.workshop(quick=quick)
+    successor = await retry(shop.store, task, clock.now_ms())
+    assert await shop.worker.work(successor) is TurnResult.FINISHED
+
+
 async def test_an_error_of_a_handler_after_a_decline_is_not_taken_for_giving_up(
     shared: Shared, clock: FixedClock
 ) -> None:
