@@ -84,7 +84,6 @@ GATEWAY = (
 )
 WORKER = (
     ACCOUNTS,
-    "app/roundgate/tasks/lease.py",
     "app/roundgate/tasks/sweep.py",
     "app/roundgate/tasks/turn.py",
     "app/roundgate/tasks/worker.py",
@@ -95,7 +94,9 @@ READING = "app/roundgate/settings/references.py"
 """What reads secrets of credentials, in both functions."""
 SERVERS_ALONE = (
     "app/roundgate/cli/tasks.py",
+    "app/roundgate/operators/control.py",
     "app/roundgate_console/replicas.py",
+    "app/roundgate_console/sessions.py",
     "app/roundgate_console/tasks.py",
     "app/roundgate/tasks/pool.py",
     "app/roundgate_testing/gateway.py",
@@ -105,6 +106,10 @@ SERVERS_ALONE = (
 
 SENDS = "app/roundgate/tasks/stored.py"
 """What sends messages for the others, and is counted as their use of the store."""
+
+
+BEFORE_EACH = frozenset({"_call", "_do"})
+"""The methods of the table that look at its version before its first operation."""
 
 
 def deployed(**parameters: str) -> StackTemplate:
@@ -141,7 +146,7 @@ def of_stores(modules: tuple[str, ...]) -> set[Permission]:
     """What modules do to task store, once store and queue."""
     uses = [use for module in modules for use in _uses(module)]
     found = [STORES[store].get(method, set()) for store, method in uses]
-    return set().union(*found)
+    return _TABLE["_has_my_version"].union(*found)
 
 
 def of_module(path: str, *elsewhere: str) -> set[Permission]:
@@ -198,9 +203,11 @@ def _uses(module: str) -> Iterator[tuple[str, str]]:
         match node:
             case ast.Attribute(
                 attr=method,
-                value=ast.Attribute(attr="_store" | "_once" | "_queue" | "_rows" as store),
+                value=ast.Attribute(
+                    attr="_store" | "store" | "_once" | "_queue" | "queue" | "_rows" as store
+                ),
             ):
-                yield store, method
+                yield f"_{store.removeprefix('_')}", method
             case ast.Attribute(attr=method, value=ast.Name("queue")):
                 yield "_queue", method
             case ast.Attribute(
@@ -241,11 +248,12 @@ def _does(
             case ast.Attribute(attr=name, value=ast.Name("client")) if name in OPERATIONS:
                 found.add(OPERATIONS[name])
             case ast.Attribute(attr=name, value=ast.Name("self")) if (
-                name in bodies and name not in seen
+                name in bodies and name not in seen and name not in BEFORE_EACH
             ):
                 found |= _does(name, bodies, under, seen | {name})
             case ast.Attribute(
-                attr=name, value=ast.Attribute(attr="_table" | "_rows" | "store" | "_queue")
+                attr=name,
+                value=ast.Attribute(attr="_table" | "_rows" | "store" | "queue" | "_queue"),
             ):
                 found |= under.get(name, set())
     return {(action, index or resource) for action, resource in found}

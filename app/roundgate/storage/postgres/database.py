@@ -40,6 +40,12 @@ _ROLLED_BACK: Final = (
     *(asyncpg.DeadlockDetectedError, asyncpg.SerializationError),
     asyncpg.ReadOnlySQLTransactionError,
 )
+_OF_ALL_CONNECTIONS: Final = (
+    asyncpg.ReadOnlySQLTransactionError,  # the server has become a standby
+    asyncpg.InternalClientError,  # the connection was cut while a statement was sent
+)
+"""The errors after which the other connections of the pool cannot be expected to work, as after the
+loss of one."""
 _OPTIONS: Final[dict[str, Any]] = {
     "timeout": CONNECT_S,
     "command_timeout": STATEMENT_S,
@@ -116,8 +122,8 @@ class PostgresDatabase:
                     rows: list[Any] = await connection.fetch(statement, *values)
                 except BaseException as error:
                     with suppress(*_FAILED):  # an error of the cleanup would replace the first
-                        if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-                            await pool.expire_connections()  # the server has become a standby
+                        if connection.is_closed() or isinstance(error, _OF_ALL_CONNECTIONS):
+                            await pool.expire_connections()
                         await pool.release(connection, timeout=CONNECT_S)
                     raise
                 await pool.release(connection, timeout=CONNECT_S)
