@@ -28,10 +28,10 @@ from tests.support.task_client import TaskClient
 from tests.test_layering import APP, LAYERS, imports, loaded_by_a_served_gateway, modules
 
 HOUSE = {
-    "lines of roundgate": 84_182,
-    "lines of roundgate_aws": 6_211,
-    "lines of roundgate_console": 4_036,
-    "lines of roundgate_testing": 8_013,
+    "lines of roundgate": 83_378,
+    "lines of roundgate_aws": 6_212,
+    "lines of roundgate_console": 4_058,
+    "lines of roundgate_testing": 8_094,
     "files of a call": 20,
     "files of a call with ctx": 24,
     "files of a retry": 34,
