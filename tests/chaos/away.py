@@ -102,7 +102,7 @@ async def outlasted(
         await asyncio.to_thread(wait_until_it_answers, gateway)
         async with connections() as http:
             refusal = MAY_REFUSE["postgres" if shared.database else kind]
-            words = f"{refusal}|task of this call could not be written"
+            words = f"{refusal}|task of this call (could not be written|may or may not exist)"
             refusals = dict.fromkeys(("task", "tasks/get"), words)
             clients = Clients(http, f"{gateway.url}/mcp", told, dice, LONGEST_S, refusals)
             async with clients.calling(KINDS, at_once):
