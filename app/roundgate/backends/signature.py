@@ -10,6 +10,7 @@ converts a return value raises UnusableReturn if it cannot.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import json
@@ -363,8 +364,11 @@ def _is_plain(hint: Any) -> bool:
 def _is_plain_note(note: Any) -> bool:
     """Return whether a note of an annotation adds only a description and bounds, which mean the same
     to pydantic and in JSON Schema."""
+    if isinstance(note, (Ge, Gt, Le, Lt)):
+        (bound,) = dataclasses.astuple(note)
+        return isinstance(bound, int) or (isinstance(bound, float) and math.isfinite(bound))
     if not isinstance(note, FieldInfo):
-        return isinstance(note, (str, Ge, Gt, Le, Lt, MinLen, MaxLen))
+        return isinstance(note, (str, MinLen, MaxLen))
     attributes = note.asdict()["attributes"] | {"description": None}
     return attributes == _UNSET and all(map(_is_plain_note, note.metadata))
 

@@ -331,6 +331,8 @@ class RequestMiddleware:
         exchange.resource = self._resources.get(exchange.view, self._usual)
         try:
             try:
+                if scope.get("query_string", b"").count(b"&") >= MAX_QUERY_FIELDS:
+                    raise TransportError(414, f"The query has more than {MAX_QUERY_FIELDS} fields")
                 if exchange.is_mcp:
                     exchange.accepted = _check(scope["method"], exchange.headers)
                     exchange.principal = principal = await self._verifiers[exchange.view].principal(
@@ -346,8 +348,6 @@ class RequestMiddleware:
                             await connection.wait()
                         ROOM.set(connection)  # uvicorn serves each request in a context of its own
                     await self._endpoint(scope["method"], receive, exchange)
-                elif scope.get("query_string", b"").count(b"&") >= MAX_QUERY_FIELDS:
-                    raise TransportError(414, f"The query has more than {MAX_QUERY_FIELDS} fields")
                 else:
                     app = self._app if await self._is_open_to(scope, exchange) else self._nothing
                     await app(scope, receive, exchange.responder.relay)

@@ -39,9 +39,11 @@ def protection(file: ConfigFile, catalog: Catalog) -> Protection:
         places[name] = dict(section) if isinstance(section, BaseModel) else {name: section}
     places |= {f"views.{view.name}": _settings(view, _SELECTING) for view in file.config.views}
     backends = {backend.name: backend for backend in file.backends}
+    has_selection = any(view.include or view.exclude for view in file.config.views)
     for name, backend in backends.items():
         places[f"backends.{name}"] = _settings(backend, (*_SELECTING, *_OF_BACKEND))
-        if (backend.include or backend.exclude) and name not in catalog.missing:
+        selects = has_selection or backend.include or backend.exclude
+        if selects and name not in catalog.missing:
             places[f"selection of {name}"] = {}
     for name, served in catalog.tools.items():
         if served.backend in backends:
@@ -55,8 +57,8 @@ def protection(file: ConfigFile, catalog: Catalog) -> Protection:
 def changes(before: Protection, after: Protection) -> Iterator[str]:
     """Yield a sentence for each place of `before` that `after` lacks, and for each value that differs.
 
-    Tools, prompts and resources may be removed. A new tool counts if its back end was served and
-    selects tools by `include` or `exclude`.
+    Tools, prompts and resources may be removed. A new tool counts if its back end was served, and
+    the back end or a view selects tools by `include` or `exclude`.
     """
     for place, was in before.items():
         now = after.get(place)

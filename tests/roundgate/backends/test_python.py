@@ -557,6 +557,16 @@ def test_a_module_that_is_not_there_is_a_problem_without_a_place_of_ours(
     assert "importlib" not in text
 
 
+def test_a_bound_that_is_no_number_is_a_problem_at_load(loaded: Callable[..., ConfigFile]) -> None:
+    lines = (
+        "from typing import Annotated",
+        "from pydantic import Field",
+        "from roundgate import tool",
+        "@tool\ndef work(a: Annotated[float, Field(ge=float('nan'))]): ...",
+    )
+    assert "not a usable JSON Schema" in problem(loaded(tools="\n".join(lines)))
+
+
 @pytest.mark.parametrize(
     ("declaration", "said"),
     [

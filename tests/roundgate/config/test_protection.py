@@ -158,6 +158,21 @@ def test_the_tools_of_a_back_end_that_is_served_again_are_no_change(
     assert changed(served, protection(loaded, gone)) == []
 
 
+@pytest.mark.parametrize(
+    "view", [{"exclude": [{"name": "look"}]}, {"include": [{"backend": "shop"}]}]
+)
+def test_a_new_tool_counts_also_if_only_a_view_selects(
+    tmp_path: Path, view: dict[str, Any]
+) -> None:
+    after = protected(tmp_path, {}, views=[{"name": "open", **view}])
+    loaded = load(tmp_path / "gateway.yaml")
+    catalog = loading.load(loaded).catalog
+    tools = {name: served for name, served in catalog.tools.items() if name != "drop"}
+    before = protection(loaded, replace(catalog, tools=tools))
+    assert changed(before, after) == [f"{DROP} is served; it is new, or was left out"]
+    assert changed(protected(tmp_path, {}), after) == []
+
+
 def test_the_destination_of_credentials_is_protection(tmp_path: Path) -> None:
     def served(base_url: str) -> Protection:
         tools = [{"name": "look", "path": "/look", "description": "Looks."}]

@@ -465,3 +465,10 @@ async def test_a_call_ends_with_its_connection_also_while_another_request_waits_
         writer.write(raw(call("wait", {"name": "behind"})) + raw(call("add", {"a": 1, "b": 2})))
         await asyncio.to_thread(server.logged, msg="waiting", gate="behind")
     await asyncio.to_thread(server.logged, msg="cancelled", gate="behind")
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/healthz"])
+def test_the_fields_of_a_query_are_bounded(server: Server, path: str) -> None:
+    refused = httpx.get(f"{server.url}{path}?{256 * 'a&'}")
+    assert refused.status_code == 414
+    assert "more than 256 fields" in refused.text
