@@ -9,8 +9,8 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +52,15 @@ class Server:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """Kill the server. Unlike after a power cut, its written data is kept."""
+        """Kill the server and its connections, which would serve on for a moment. Unlike after a
+        power cut, its written data is kept."""
+        processes = self._processes()
+        _signal(processes, signal.SIGKILL)
         self._end(signal.SIGKILL)
+        until = time.monotonic() + PATIENCE_S
+        while any(_runs(pid) for pid in processes):
+            assert time.monotonic() < until, "a killed process of the server still runs"
+            time.sleep(0.01)
 
     def stop(self) -> None:
         """Shut the server down; it ends its connections."""
@@ -61,11 +68,11 @@ class Server:
 
     def pause(self) -> None:
         """Stop the server and its connections until `resume`."""
-        self._signal_all(signal.SIGSTOP)
+        _signal(self._processes(), signal.SIGSTOP)
 
     def resume(self) -> None:
         """Continue the server after `pause`."""
-        self._signal_all(signal.SIGCONT)
+        _signal(self._processes(), signal.SIGCONT)
 
     def execute(self, statements: str) -> None:
         """Run statements as the owner of the database."""
@@ -86,18 +93,30 @@ class Server:
         self._process.wait(PATIENCE_S)
         self._process = None
 
-    def _signal_all(self, number: signal.Signals) -> None:
+    def _processes(self) -> list[int]:
+        """Return the ids of the server's processes, first the one that would start others again."""
         assert self._process is not None
-        parents = {self._process.pid}
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                parent = int(path.read_text().rpartition(") ")[2].split()[1])
-            except OSError:
-                continue
-            if parent == self._process.pid:
-                parents.add(int(path.parent.name))
-        for pid in parents:
+        parent = self._process.pid
+        pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+        return [parent, *(pid for pid in pids if _stat(pid)[1:2] == [str(parent)])]
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _runs(pid: int) -> bool:
+    return _stat(pid)[:1] not in ([], ["Z"])
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the state of a process, the id of its parent and so on; empty if it does not exist."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return []
 
 
 def why_not() -> str | None:
