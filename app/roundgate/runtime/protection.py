@@ -7,7 +7,7 @@ OpenAPI documents alike. Any difference counts, whether it protects more or less
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
@@ -22,11 +22,13 @@ Protection: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 _SECTIONS: Final = ("auth", "limits", "rate", "policy")
 _SELECTING: Final = ("include", "exclude", "prompts", "resources")
-_OF_BACKEND: Final = (
-    *("prefix", "approve", "limits", "timeout_s", "max_response_bytes", "base_url", "url"),
-    *("origins", "changes", "dynamic_pages"),
+_NOT_OF_BACKEND: Final = frozenset(
+    {
+        *("name", "names", "override", "tools", "credential", "credentials", "timeouts", "retry"),
+        *("breaker", "max_connections", "keep_alive_s", "refresh_s", "held_s", "max_held_calls"),
+    }
 )
-"""The protecting settings of back ends, as far as a kind has them."""
+"""The settings of back ends that protect nothing, or whose effect on tools is compared itself."""
 _OFFERED: Final = ("selection ", "tool ", "prompt ", "resource ")
 """The beginnings of places that a back end may remove without a loss."""
 
@@ -41,7 +43,8 @@ def protection(file: ConfigFile, catalog: Catalog) -> Protection:
     backends = {backend.name: backend for backend in file.backends}
     has_selection = any(view.include or view.exclude for view in file.config.views)
     for name, backend in backends.items():
-        places[f"backends.{name}"] = _settings(backend, (*_SELECTING, *_OF_BACKEND))
+        names = [field for field in type(backend).model_fields if field not in _NOT_OF_BACKEND]
+        places[f"backends.{name}"] = _settings(backend, names)
         selects = has_selection or backend.include or backend.exclude
         if selects and name not in catalog.missing:
             places[f"selection of {name}"] = {}
@@ -75,14 +78,14 @@ def changes(before: Protection, after: Protection) -> Iterator[str]:
             yield f"{place} is served; it is new, or was left out"
 
 
-def _settings(part: BackendConfig | ViewConfig, names: tuple[str, ...]) -> dict[str, Any]:
+def _settings(part: BackendConfig | ViewConfig, names: Iterable[str]) -> dict[str, Any]:
     """Return settings, and the overrides of tools without texts for models and people."""
     texts = {"title", "description"}
     overrides = {
         f"override.{tool}": override.model_dump(exclude_unset=True, exclude=texts)
         for tool, override in part.override.items()
     }
-    return {name: getattr(part, name) for name in names if hasattr(part, name)} | overrides
+    return {name: getattr(part, name) for name in names} | overrides
 
 
 def _of_tool(served: ServedTool) -> dict[str, Any]:

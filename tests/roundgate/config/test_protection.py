@@ -173,14 +173,37 @@ def test_a_new_tool_counts_also_if_only_a_view_selects(
     assert changed(protected(tmp_path, {}), after) == []
 
 
-def test_the_destination_of_credentials_is_protection(tmp_path: Path) -> None:
-    def served(base_url: str) -> Protection:
-        tools = [{"name": "look", "path": "/look", "description": "Looks."}]
-        remote = {"kind": "http", "name": "web", "base_url": base_url, "tools": tools}
-        file = tmp_path / "gateway.yaml"
-        file.write_text(yaml.safe_dump({"backends": [remote]}))
-        loaded = load(file)
-        return protection(loaded, loading.load(loaded).catalog)
+WEB = {
+    "kind": "http",
+    "name": "web",
+    "base_url": "https://shop.example.com/v1",
+    "tools": [{"name": "look", "path": "/look", "description": "Looks."}],
+}
+PROXY = {"kind": "mcp", "name": "web", "command": ["true", "--read-only"]}
 
-    before, after = served("https://shop.example.com/v1"), served("https://shop.example.co")
-    assert changed(before, after) == ["backends.web: base_url has changed"]
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (WEB, {**WEB, "base_url": "https://shop.example.co"}, ["base_url has changed"]),
+        ({**WEB, "headers": {"X-Tenant": "7"}}, WEB, ["headers has changed"]),
+        ({**WEB, "tls": {"ca": "ca.pem"}}, WEB, ["tls has changed"]),
+        (PROXY, {**PROXY, "command": ["true"]}, ["command has changed"]),
+        ({**PROXY, "changes": "quarantine"}, PROXY, ["changes has changed"]),
+        (WEB, {**WEB, "credential": {"bearer": "t"}, "retry": {"attempts": 2}}, []),
+    ],
+    ids=["destination", "header", "certificates", "command", "pins", "no protection"],
+)
+def test_a_setting_of_a_back_end_is_protection_unless_it_is_listed(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], expected: list[str]
+) -> None:
+    protected(tmp_path, {})
+    catalog = loading.load(load(tmp_path / "gateway.yaml")).catalog
+
+    def served(backend: dict[str, Any]) -> Protection:
+        file = tmp_path / "gateway.yaml"
+        file.write_text(yaml.safe_dump({"backends": [backend]}))
+        return protection(load(file), catalog)
+
+    found = changed(served(before), served(after))
+    assert found == [f"backends.web: {one}" for one in expected]
