@@ -456,7 +456,8 @@ class EncodedDefinitions(Sequence[tuple[str, bytes]]):
 def method_hints(method: str) -> Mapping[str, bool]:
     """Return the annotations of a tool by the method of its HTTP request (RFC 9110 section 9.2).
 
-    `destructiveHint` is omitted, which counts as true, unless the method is safe or DELETE.
+    `destructiveHint` is omitted, which counts as true, unless the method is safe or DELETE. A
+    request that reads by POST has the hints of QUERY.
     """
     safe = method in _SAFE
     destroys = {"destructiveHint": not safe} if safe or method == "DELETE" else {}

@@ -58,13 +58,14 @@ from roundgate.backends.mcp.config import (
 )
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig
+from roundgate.backends.registry import KINDS
 from roundgate.backends.skills.config import SkillsBackendConfig
 from roundgate.errors import ConfigError
 from roundgate.policy import config as policy
 from roundgate.settings import Model, sections
 from roundgate.settings import process as settings
 from roundgate.settings.process import Settings, from_environment
-from tests.support.documents import blocks
+from tests.support.documents import ROOT, blocks
 
 
 def problems(**environ: str) -> list[str]:
@@ -377,6 +378,8 @@ def test_every_section_of_the_file_is_in_the_documentation() -> None:
 
 
 def test_every_model_of_the_file_has_its_place_in_the_documentation() -> None:
+    for kind in KINDS.values():
+        kind.model()  # imports its models
     assert set(subclasses(Model)) - {config.GatewayConfig} == PLACES.keys()
 
 
@@ -407,6 +410,14 @@ def test_a_default_in_the_documentation_is_the_one_in_the_code(model: type[Model
         assert {name: told[name] for name in plain.keys() & told.keys()} == {
             name: str(default) for name, default in plain.items() if name in told
         }
+
+
+def test_every_kind_is_in_the_row_of_kinds_and_on_the_page_of_credentials() -> None:
+    credentials = (ROOT / "docs/credentials.md").read_text().partition("|")[0]
+    kinds = next(row for row in DOCUMENT.splitlines() if row.startswith("| `kind` |"))
+    assert [name for name in KINDS if f"`{name}`" not in kinds] == []
+    remote = [name for name, kind in KINDS.items() if issubclass(kind.model(), RemoteConfig)]
+    assert [name for name in remote if not re.search(rf"\b{name}`", credentials)] == []
 
 
 def test_secrets_may_be_in_files_which_come_first(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ A JSON body may be a template, in which `{name}` stands for an argument:
     title: "Order for {name}"            ─▶  {"title": "Order for Ada"}           inside a text, as text
     braces: "{{name}}"                   ─▶  {"braces": "{name}"}
 
-A member without its argument is omitted, and so is an object or list that becomes empty.
+A member without its argument is omitted, and so is an object or list that becomes empty by that.
 """
 
 from __future__ import annotations

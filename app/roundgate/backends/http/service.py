@@ -68,7 +68,8 @@ class Service:
 
         Args:
             config: the back end's settings.
-            base_url: the URL to which paths are appended. No other origin receives requests.
+            base_url: the URL to which paths are appended, without its last slash. No other origin
+                receives requests.
             access: the credentials for every request.
             redacted: the function that redacts secrets from answers.
             certificates: TLS settings; `None` trusts the public authorities.
