@@ -415,7 +415,7 @@ def _environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
 def _stores_and_keys(using: Settings) -> Iterator[Problem]:
     yield from _collect_problems(lambda: _check_keys(using))
     if using.store_kind.is_file:
-        yield from _sqlite(using.sqlite_path)
+        yield from _store_file(using.store_file)
     if problem := using.store_kind.missing():
         yield problem
     at_aws = {
@@ -459,12 +459,12 @@ def _check_keys(using: Settings) -> None:
         keys.parse(using.state_keys, using.state_keys_source)
     elif using.state_keys_secret is None and using.state_keys_kms is None:
         require_one_host(using)
-        file = using.sqlite_path.with_suffix(".key")
+        file = using.store_file.with_suffix(".key")
         if file.exists():
             keys.from_file(file)
 
 
-def _sqlite(path: Path) -> Iterator[Problem]:
+def _store_file(path: Path) -> Iterator[Problem]:
     existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     is_usable = existing.is_file() if existing == path else existing.is_dir()
     if not is_usable or not os.access(existing, os.W_OK):

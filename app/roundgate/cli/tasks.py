@@ -191,9 +191,9 @@ def run(arguments: argparse.Namespace) -> int:
     clock = Clock()
     file = configuration_file(arguments.config)
     using = settings.from_environment({**os.environ, "GATEWAY_CONFIG": str(file)})
-    if using.store_kind.is_file and not using.sqlite_path.exists():
+    if using.store_kind.is_file and not using.store_file.exists():
         say(
-            f"there is no store at {using.sqlite_path}: set GATEWAY_STORE to the gateway's store,"
+            f"there is no store at {using.store_file}: set GATEWAY_STORE to the gateway's store,"
             " or pass its gateway.yaml with --config",
             to=sys.stderr,
         )

@@ -639,7 +639,7 @@ class Run:
     def _branch_here(self, kind: str, names: Collection[str]) -> Branch:
         place = here.get()
         for name in names:
-            if not NAME.fullmatch(name):
+            if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise ValueError(
                     f"{name!r} is not a valid name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -"
                 )

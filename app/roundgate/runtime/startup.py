@@ -376,7 +376,7 @@ def make_stores(
     kind = using.store_kind
     if problem := kind.missing():
         raise ConfigError([problem])
-    opening = Opening(using.store, using.sqlite_path, clock, using.store_connections, shards, queue)
+    opening = Opening(using.store, using.store_file, clock, using.store_connections, shards, queue)
     ports: Ports = import_module(kind.module).open_store(opening)
     sessions, task_queue = timed(ports.sessions, "sessions"), timed(ports.queue, "queue")
     accounts = None if most_stored is None else Accounts(sessions, clock, most_stored)
@@ -427,7 +427,7 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
     secret, encrypted = using.state_keys_secret, using.state_keys_kms
     if secret is None and encrypted is None:
         require_one_host(using)
-        return keys.from_file(using.sqlite_path.with_suffix(".key"))
+        return keys.from_file(using.store_file.with_suffix(".key"))
     from roundgate import aws
 
     if secret is not None:

@@ -22,7 +22,6 @@ from roundgate.settings.files import read_regular
 Mode: TypeAlias = Literal["auto", "on", "off"]
 LogFormat: TypeAlias = Literal["auto", "text", "json"]
 
-SQLITE: Final = "sqlite:///"
 SQS: Final = "sqs://"
 DEFAULT_STORE: Final = "sqlite:///.roundgate/gateway.sqlite3"
 DRAIN_S: Final = 10
@@ -64,7 +63,7 @@ class StoreKind(Struct, frozen=True):
     extra: str | None = None
     """The extra of roundgate that installs the driver."""
     is_file: bool = False
-    """Whether the text is `sqlite:///` and a path. Commands of operators do not create the file."""
+    """Whether the text is a scheme, `:///` and a path. Commands of operators do not create the file."""
     needs_keys: bool = False
     """Whether a key file on one host cannot serve all replicas."""
     has_shards: bool = False
@@ -193,14 +192,14 @@ class Settings(Struct, frozen=True):
         return next(kind for kind in STORES if re.fullmatch(kind.pattern, self.store))
 
     @property
-    def sqlite_path(self) -> Path:
-        """The SQLite file, relative to the folder of gateway.yaml. With another store, the file for
-        a local queue and keys, named after the table or database."""
-        name = self.store.removeprefix(SQLITE)
+    def store_file(self) -> Path:
+        """The file of the store, relative to the folder of gateway.yaml. With a store elsewhere, the
+        SQLite file for a local queue and keys, named after the table or database."""
+        name = self.store.partition(":///")[2]
         if not self.store_kind.is_file:
             parts = urlsplit(self.store)
             table = parts.path.rpartition("/")[2] or parts.netloc
-            name = str(Path(DEFAULT_STORE.removeprefix(SQLITE)).with_name(f"{table}.sqlite3"))
+            name = str(Path(".roundgate", f"{table}.sqlite3"))
         return self.config.resolve().parent / name
 
     @property

@@ -1,4 +1,4 @@
-"""The columns of a task in SQL stores, and the conversion of their values."""
+"""The columns of a task in stores that keep rows, and the conversion of their values."""
 
 from __future__ import annotations
 

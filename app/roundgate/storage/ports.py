@@ -24,7 +24,9 @@ Each row is a conditional insert. Of any number of claims, in any processes, exa
 and runs the round; every other claim gets the record. No process takes over the claim of a dead
 process, because the effect may have happened, and a second run could repeat it.
 
-`queue_contract` and `session_contract` in `tests/roundgate/storage` check each implementation.
+Contracts in `tests/roundgate/storage` check each implementation: `task_contract` of `TaskStore`
+(`storage/tasks.py`), `queue_contract`, `session_contract`, and with its rows `once_contract`,
+`account_contract` and `rate_contract`.
 """
 
 from __future__ import annotations
@@ -250,9 +252,9 @@ class Opening(Struct, frozen=True):
     """The settings of a process that a store may need."""
 
     text: str
-    """The text of GATEWAY_STORE."""
+    """The text of GATEWAY_STORE. A path in it is resolved in `file`."""
     file: Path
-    """A SQLite file on this machine, for the store itself or for a queue beside it."""
+    """A file on this machine: the store itself, or a SQLite file for a queue beside it."""
     clock: Clock
     connections: int
     shards: int

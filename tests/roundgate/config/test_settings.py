@@ -121,7 +121,7 @@ def test_the_file_of_the_store_is_found_from_gateway_yaml_wherever_a_process_sta
     for here, given in (("", "gateway.yaml"), ("below", "../gateway.yaml")):
         monkeypatch.chdir(tmp_path / here)
         using = from_environment({"GATEWAY_CONFIG": given, "GATEWAY_STORE": store})
-        assert using.sqlite_path == tmp_path / file
+        assert using.store_file == tmp_path / file
 
 
 @pytest.mark.parametrize(
@@ -418,6 +418,14 @@ def test_every_kind_is_in_the_row_of_kinds_and_on_the_page_of_credentials() -> N
     assert [name for name in KINDS if f"`{name}`" not in kinds] == []
     remote = [name for name, kind in KINDS.items() if issubclass(kind.model(), RemoteConfig)]
     assert [name for name in remote if not re.search(rf"\b{name}`", credentials)] == []
+
+
+def test_every_store_is_in_the_row_of_its_variable() -> None:
+    row = next(
+        row for row in DOCUMENT.splitlines() if row.startswith("| `GATEWAY_STORE` (`store`)")
+    )
+    schemes = [kind.example.partition(":")[0] for kind in settings.STORES]
+    assert [scheme for scheme in schemes if f"{scheme}://" not in row] == []
 
 
 def test_secrets_may_be_in_files_which_come_first(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from roundgate.storage.tasks import TaskRef, Wanted
 from roundgate.tasks import events
 from roundgate.tasks.events import Added, AnswersTaken
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks
-from tests.roundgate.storage import contract, task_contract
-from tests.roundgate.storage.contract import LATER
+from tests.roundgate.storage import once_contract, task_contract
+from tests.roundgate.storage.once_contract import LATER
 from tests.roundgate.storage.task_contract import (
     END,
     NOW,
@@ -93,18 +93,18 @@ class TestDynamoDbTasks(task_contract.TaskStoreContract):
             yield open_one
 
 
-class TestDynamoDbOnce(contract.OnceStoreContract):
+class TestDynamoDbOnce(once_contract.OnceStoreContract):
     """The contract of `once`."""
 
     @pytest.fixture
     async def reopen(
         self, dynamodb: Emulator, table: str, clock: FixedClock
-    ) -> AsyncIterator[contract.Reopen]:
+    ) -> AsyncIterator[once_contract.Reopen]:
         async with reopening(lambda: DynamoDbSessions(dynamodb.open(table), clock)) as open_one:
             yield lambda: OnceStore(open_one())
 
     @pytest.fixture
-    def swept(self, dynamodb: Emulator, table: str, clock: FixedClock) -> contract.Swept:
+    def swept(self, dynamodb: Emulator, table: str, clock: FixedClock) -> once_contract.Swept:
         """DynamoDB deletes what is past its `ttl`, within days."""
 
         async def is_due(token_id: str) -> bool:
@@ -115,10 +115,10 @@ class TestDynamoDbOnce(contract.OnceStoreContract):
         return is_due
 
     @pytest.fixture
-    def spawn_claims(self, dynamodb: Emulator, table: str) -> contract.SpawnClaims:
+    def spawn_claims(self, dynamodb: Emulator, table: str) -> once_contract.SpawnClaims:
         def spawn(token_id: str, processes: int, claims: int) -> list[str]:
             facts = [dynamodb.url, table, token_id, str(claims)]
-            return contract.claimed(_CLAIM, facts, processes)
+            return once_contract.claimed(_CLAIM, facts, processes)
 
         return spawn
 

@@ -41,9 +41,9 @@ from roundgate.storage.tasks import (
 )
 from roundgate.tasks import events
 from roundgate.tasks.stored import StoredTasks
-from tests.roundgate.storage import contract, queue_contract, session_contract, task_contract
+from tests.roundgate.storage import once_contract, queue_contract, session_contract, task_contract
 from tests.roundgate.storage.account_contract import AccountContract
-from tests.roundgate.storage.contract import LATER
+from tests.roundgate.storage.once_contract import LATER
 from tests.roundgate.storage.queue_contract import LetPass
 from tests.roundgate.storage.rate_contract import RateContract
 from tests.roundgate.storage.task_contract import (
@@ -188,22 +188,22 @@ class TestPostgresTasks(task_contract.TaskStoreContract):
             assert size < 50_000
 
 
-class TestPostgresOnce(contract.OnceStoreContract):
+class TestPostgresOnce(once_contract.OnceStoreContract):
     """The contract of `once`."""
 
     @pytest.fixture
-    def reopen(self, connect: Connect, clock: FixedClock) -> contract.Reopen:
+    def reopen(self, connect: Connect, clock: FixedClock) -> once_contract.Reopen:
         return lambda: OnceStore(PostgresSessions(connect(), clock))
 
     @pytest.fixture
-    def spawn_claims(self, postgresql: Server) -> contract.SpawnClaims:
+    def spawn_claims(self, postgresql: Server) -> once_contract.SpawnClaims:
         def spawn(token_id: str, processes: int, claims: int) -> list[str]:
-            return contract.claimed(_CLAIM, [postgresql.url, token_id, str(claims)], processes)
+            return once_contract.claimed(_CLAIM, [postgresql.url, token_id, str(claims)], processes)
 
         return spawn
 
     def test_processes_that_race_for_a_database_without_tables_all_get_on(
-        self, spawn_claims: contract.SpawnClaims, postgresql: Server
+        self, spawn_claims: once_contract.SpawnClaims, postgresql: Server
     ) -> None:
         postgresql.execute("drop schema if exists roundgate cascade")
         assert spawn_claims("id", processes=6, claims=1).count("won") == 1

@@ -26,7 +26,13 @@ from roundgate.storage.sqlite.database import (
     other_version,
 )
 from roundgate.storage.sqlite.sessions import SqliteSessions
-from tests.roundgate.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims, claimed
+from tests.roundgate.storage.once_contract import (
+    LATER,
+    OnceStoreContract,
+    Reopen,
+    SpawnClaims,
+    claimed,
+)
 from tests.roundgate.storage.version_contract import COLUMN, FILLED, Opened, VersionContract
 from tests.support.clocks import FixedClock
 from tests.support.reopening import reopening

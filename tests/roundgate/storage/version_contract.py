@@ -1,5 +1,5 @@
-"""What every store does while processes of several versions use its tables: a suite that the test of each store
-inherits.
+"""What every store with SQL scripts or a table of DynamoDB does while processes of several versions use it: a suite
+that their tests inherit.
 
     version 1 ─ 2 adds a column, 1 may stay ─ 3 needs the column, 1 may not ─ rolled back to 2
 

@@ -1,4 +1,4 @@
-"""What every store must do: a suite that the test of each store inherits.
+"""What every store must do for `once` tools: a suite that the test of each store inherits.
 
 A test of a store gives the fixture `reopen`: it makes a store on the same data, as another process
 would, and `spawn_claims`, which has several real processes claim one and the same id at once.
