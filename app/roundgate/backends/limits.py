@@ -37,7 +37,7 @@ from roundgate.errors import BackendBusy
 from roundgate.observability.metrics import Metrics
 from roundgate.replay import AnyContext, Call, call_of
 from roundgate.storage import SessionStore
-from roundgate.storage.rates import Buckets, Caller, LocalBuckets, Quota, SharedBuckets
+from roundgate.storage.rates import Buckets, Caller, Quota, make_buckets
 
 TASK_WAIT_S: Final = 1.0
 """Seconds for which a task waits in the queue and holds its worker, and a call that may become a task
@@ -162,11 +162,8 @@ class CallLimiter:
         if before is not None and before._config.shared == config.shared:
             self._buckets = before._buckets
         if self._buckets is None:
-            self._buckets = (
-                SharedBuckets(f"limits {name}", self._quota, rows, clock, most=1)
-                if config.shared and rows is not None
-                else LocalBuckets(self._quota, clock.monotonic_ms, most=1)
-            )
+            shared = rows if config.shared else None
+            self._buckets = make_buckets(f"limits {name}", self._quota, shared, clock, most=1)
 
     @property
     def use(self) -> tuple[int, int]:

@@ -41,7 +41,7 @@ from roundgate.settings import CallLimits, RateConfig
 from roundgate.storage import SessionStore
 
 if TYPE_CHECKING:  # loaded only if calls a minute are limited
-    from roundgate.storage.rates import Buckets, Caller, Quota
+    from roundgate.storage.rates import Buckets, Caller
 
 P = TypeVar("P", bound=Params)
 R = TypeVar("R", bound=Response)
@@ -80,15 +80,13 @@ class Limit:
 
     Args:
         name: the row: `callers`, `tools PATTERN` or `scopes SCOPE`.
-        make_buckets: a function that makes buckets under a name, with a quota.
+        rows: the store of shared buckets; `None` makes this process count by itself.
         clock: the clock of the process.
     """
 
-    def __init__(
-        self, name: str, make_buckets: Callable[[str, Quota], Buckets], clock: Clock
-    ) -> None:
+    def __init__(self, name: str, rows: SessionStore | None, clock: Clock) -> None:
         self.name = name
-        self._make_buckets = make_buckets
+        self._rows = rows
         self._clock = clock
         self.most: int | None = None
         """The number of calls of a caller that run at once; `None` without a limit."""
@@ -106,12 +104,12 @@ class Limit:
         if config.calls_per_minute is None:
             self.calls = self.retries = None
             return
-        from roundgate.storage.rates import Quota
+        from roundgate.storage.rates import Quota, make_buckets
 
         quota = Quota(config.calls_per_minute, config.burst or config.calls_per_minute)
         if self.calls is None or self.retries is None:
-            self.calls = self._make_buckets(self.name, quota)
-            self.retries = self._make_buckets(f"{self.name} retries", quota)
+            self.calls = make_buckets(self.name, quota, self._rows, self._clock)
+            self.retries = make_buckets(f"{self.name} retries", quota, self._rows, self._clock)
         self.calls.quota = self.retries.quota = quota
 
     def enter(self, caller: Caller, most: float) -> bool:
@@ -190,10 +188,10 @@ class Rates:
         if not any(row.calls_per_minute or row.concurrent for row in rows.values()):
             self._limits = {}
             return None
-        make = self._shared_buckets if config.shared else self._local_buckets
+        shared = self._rows if config.shared else None
         self._limits = {
             (name, config.shared): self._limits.get((name, config.shared))
-            or Limit(name, make, self._clock)
+            or Limit(name, shared, self._clock)
             for name in rows
         }
         for name, row in rows.items():
@@ -204,16 +202,6 @@ class Rates:
     def uses(self, most: int) -> list[Use]:
         """Return the present use of each limit, by at most `most` callers each."""
         return [use for limit in self._limits.values() for use in limit.uses(most)]
-
-    def _local_buckets(self, name: str, quota: Quota) -> Buckets:
-        from roundgate.storage.rates import LocalBuckets
-
-        return LocalBuckets(quota, self._clock.monotonic_ms)
-
-    def _shared_buckets(self, name: str, quota: Quota) -> Buckets:
-        from roundgate.storage.rates import SharedBuckets
-
-        return SharedBuckets(name, quota, self._rows, self._clock)
 
 
 class _States:

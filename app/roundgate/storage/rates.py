@@ -101,6 +101,15 @@ class Buckets(Protocol):
         asking the store."""
 
 
+def make_buckets(
+    name: str, quota: Quota, rows: SessionStore | None, clock: Clock, most: int = MAX_CALLERS
+) -> Buckets:
+    """Return new buckets: in `rows`, for all processes together, or without rows in memory."""
+    if rows is None:
+        return LocalBuckets(quota, clock.monotonic_ms, most)
+    return SharedBuckets(name, quota, rows, clock, most)
+
+
 class _Bucket(Struct):
     """The parts in a bucket, and the time in milliseconds at which it had them."""
 
