@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final
 
 import httpx
@@ -122,12 +121,7 @@ class RoundRobin:
             self._started.wait(0.01)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
         self._thread.join()
         self._held.__exit__(None, None, None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
-from types import TracebackType, coroutine
+from types import coroutine
 from typing import Any, Final, Self, TypeVar
 
 from roundgate.clock import Deadline
@@ -51,10 +51,7 @@ class TaskWatch:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> bool | None:
         return self._end(kind)
 
@@ -205,12 +202,7 @@ class Until(TaskWatch):
         self.limit(self._until)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         is_late = self.end_limit()
         self._end(kind)
         return is_late and kind is not None and issubclass(kind, asyncio.CancelledError)

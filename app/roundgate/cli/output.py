@@ -8,7 +8,6 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from roundgate.clock import Clock
@@ -125,12 +124,7 @@ class OutputStatus:
             self._tick()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._ticking is not None:
             self._ticking.cancel()
         self.hide()

@@ -17,7 +17,6 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from copy import copy
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, Final
 
 from msgspec import Struct
@@ -242,12 +241,7 @@ class DisconnectWatch(TaskWatch):
         self.keep_alive_s = keep_alive_s
         responder.watch = self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self._responder.watch = None  # a cycle for the garbage collector
         return self._end(kind)
 

@@ -21,7 +21,6 @@ import asyncio
 import math
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Any, Final, NoReturn
 
 from msgspec.structs import replace
@@ -287,10 +286,7 @@ class TimeLimit(Scope):
 
     @engine_call
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         is_late = self._is_recorded and not self.has_fired and _is_own_end(kind)
         self._is_ending = True

@@ -20,7 +20,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from roundgate import aio
@@ -194,12 +193,7 @@ class Heartbeat:
         self._start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_over = True
         if self._task is not None:
             self._task.cancel()

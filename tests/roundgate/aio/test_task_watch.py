@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 
 from roundgate.aio import TaskWatch
 from roundgate.clock import Clock
@@ -22,12 +21,7 @@ class Watch(TaskWatch):
     async def _watch(self) -> None:
         self._started()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
         self.is_cancelled = self._end(kind)
         return self.is_cancelled
 

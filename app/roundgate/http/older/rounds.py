@@ -17,7 +17,6 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -435,10 +434,7 @@ class CancelWatch(TaskWatch):
         self._reason: CallCancelled | LeaseLost | None = None
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
     ) -> None:
         if self._end(kind) and self._reason is not None:
             raise self._reason from error

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct
@@ -113,15 +112,10 @@ class UnheardWatch(DisconnectWatch):
             self._place = place
         return True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, *error: Any) -> bool:
         if self._place is not None:
             self._place.__exit__(None, None, None)
-        return super().__exit__(kind, error, trace)
+        return super().__exit__(*error)
 
 
 @dataclass(eq=False)
