@@ -16,11 +16,11 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from inspect import isawaitable
 from os import urandom
 from typing import Any, Final
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode
 
 from roundgate.client.auth.base import base64url
 from roundgate.client.auth.oauth import (
@@ -38,6 +38,7 @@ from roundgate.client.auth.oauth import (
 from roundgate.client.types import Json
 from roundgate.errors import AuthorizationFailed, ClientError, Remedy
 from roundgate.net.oauth import signed_assertion
+from roundgate.net.serving import served
 
 _JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 — a name
@@ -164,8 +165,11 @@ class EnterpriseIdentity(OAuth):
 # -- a login in the browser ------------------------------------------------------------------------
 
 _PATH: Final = "/callback"
-_MAX_HEAD: Final = 16 * 1024
-_READ_HEAD_S: Final = 10
+_HEADERS: Final = [
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+]
 _DONE: Final = b"<!doctype html><title>Roundgate</title><p>You can close this window and go back."
 
 
@@ -338,35 +342,23 @@ async def _callback(
     receives. Raise `ClientError` if the port cannot be used."""
     queries: asyncio.Queue[dict[str, str]] = asyncio.Queue(16)
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(_READ_HEAD_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-            method, target, *_ = head.split(b"\r\n")[0].decode("latin-1").split(" ")
-            url = urlsplit(target)
-            is_ours = method == "GET" and url.path == _PATH and not queries.full()
-            if is_ours:
-                query = parse_qs(url.query)
-                queries.put_nowait({name: values[0] for name, values in query.items()})
-            status, body = (b"200 OK", _DONE) if is_ours else (b"404 Not Found", b"")
-            writer.write(
-                b"HTTP/1.1 %b\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: %d\r\n"
-                b"Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nConnection: "
-                b"close\r\n\r\n%b" % (status, len(body), body)
-            )
-            await writer.drain()
-        except (OSError, ValueError, EOFError, asyncio.LimitOverrunError, TimeoutError):
-            pass  # the peer is not a browser
-        finally:
-            writer.close()
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        is_ours = scope["method"] == "GET" and scope["path"] == _PATH and not queries.full()
+        if is_ours:
+            query = parse_qs(scope["query_string"].decode("latin-1"))
+            queries.put_nowait({name: values[0] for name, values in query.items()})
+        status, body = (200, _DONE) if is_ours else (404, b"")
+        await send({"type": "http.response.start", "status": status, "headers": _HEADERS})
+        await send({"type": "http.response.body", "body": body})
 
-    # On the last port, the last registration can be reused.
-    for choice in (port or (last_port if isinstance(last_port, int) else 0), port):
-        try:
-            server = await asyncio.start_server(serve, "127.0.0.1", choice, limit=_MAX_HEAD)
-        except OSError:
-            continue
-        async with server:
-            yield server.sockets[0].getsockname()[1], queries
-        return
+    async with AsyncExitStack() as stack:
+        # On the last port, the last registration can be reused.
+        for choice in (port or (last_port if isinstance(last_port, int) else 0), port):
+            try:
+                serving = served(answer, port=choice, log_level="critical")
+                bound = await stack.enter_async_context(serving)
+            except OSError:
+                continue
+            yield bound, queries
+            return
     raise ClientError(f"The callback of the login cannot listen on port {port}")
