@@ -148,8 +148,7 @@ class Readings:
         if self._of_pydantic or not self._readers:
             return _MAX
         recursive = _recursive(self._readers, self._root)
-        turns = [_Levels(node, self._readers, once=recursive) for node in {self._root, *recursive}]
-        return sum(turn.total() for turn in turns)
+        return _Levels(self._root, self._readers, once=recursive).total({self._root, *recursive})
 
     @cached_property
     def _readers(self) -> Mapping[int, _Reader]:
@@ -297,9 +296,11 @@ class _Levels:
             self._add_level()
         return self._levels[min(depth, len(self._levels) - 1)].get(self._root, 0)
 
-    def total(self) -> int:
-        """Return the sum of the maxima at all depths."""
-        return self.at(_MAX_STEPS) + sum(level.get(self._root, 0) for level in self._levels)
+    def total(self, nodes: Set[int]) -> int:
+        """Return the sum of the maxima at all depths, for values that one of these subschemas
+        reads."""
+        unknown = self.at(_MAX_STEPS)
+        return unknown + sum(level.get(each, 0) for level in self._levels for each in nodes)
 
     def _add_level(self) -> None:
         readings = {each: n for each, n in self._levels[-1].items() if each not in self._once}
