@@ -163,3 +163,15 @@ def test_many_values_of_a_union_that_does_not_multiply_are_valid() -> None:
     either = [{"required": [name], "properties": {name: lists}} for name in ("and", "or")]
     schema = Schema.compile(recursive({"anyOf": [*either, {"type": "string"}]}))
     assert schema.is_valid({"and": [{"or": ["a", "b"]} for _ in range(150_000)]})
+
+
+def test_a_document_of_many_kinds_of_blocks_is_valid_at_any_depth() -> None:
+    blocks = {"type": "array", "items": REFERENCE}
+    kinds = [
+        {"properties": {"type": {"const": f"kind {n}"}, "children": blocks}, "required": ["type"]}
+        for n in range(25)
+    ]
+    document: Any = {"type": "kind 0"}
+    for depth in range(10):
+        document = {"type": f"kind {depth}", "children": [document, document]}
+    assert Schema.compile(recursive({"anyOf": kinds})).is_valid(document)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 
 from roundgate.backends.http.tls import TlsConfig
 from roundgate.settings import Model, Secret, checked
+from roundgate.settings.sections import Algorithm
 
 HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 """An HTTP header name: a token (RFC 9110 section 5.1)."""
@@ -163,10 +164,6 @@ class CookieCredential(CredentialConfig):
 ClientAuth: TypeAlias = Literal["basic", "post", "private_key_jwt", "tls"]
 """The authentication method of a client. RFC 7591 calls the methods client_secret_basic,
 client_secret_post, private_key_jwt and tls_client_auth."""
-
-Algorithm: TypeAlias = Literal[
-    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
-]
 
 
 class ClientCredential(CredentialConfig):
