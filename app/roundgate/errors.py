@@ -827,11 +827,11 @@ class CallCancelled(Inside):
 
 
 class NeedsEngine(Inside):
-    """A call that began without the engine cannot end without it. `begun` is the answer to its first
-    request, a result or a `BackendError`; the engine takes the answer and does not send the request
-    again."""
+    """A call that began without the engine cannot end without it. `begun` is the outcome of its first
+    request, as its back end knows it, or a `BackendError`; the engine takes the outcome and does not
+    send the request again."""
 
-    def __init__(self, begun: dict[str, Any] | BackendError) -> None:
+    def __init__(self, begun: Any) -> None:
         super().__init__("the call needs the engine")
         self.begun = begun
 

@@ -92,11 +92,9 @@ class ToolAbout(Struct, frozen=True):
 class DirectCall(Struct, frozen=True):
     """The call of a tool that asks nothing and records no step, or that raises `NeedsEngine` before it
     does. The gateway runs it without the engine, unless a wrapper (`approvals.around_calls`) has taken
-    its place, or `is_possible` returns False."""
+    its place."""
 
     run: Callable[[AnyContext, dict[str, Any]], Coroutine[Any, Any, Returned]]
-    is_possible: Callable[[], bool] | None = None
-    """Returns whether a call can begin without the engine now; `None` if it always can."""
 
     def __call__(
         self, context: AnyContext, arguments: dict[str, Any]

@@ -270,6 +270,7 @@ class Calls(Struct, frozen=True, kw_only=True):
         """Begin a call that has one round, and needs no `Round` and no `Call`. Raise Unavailable if
         the audit log cannot be written."""
         context.correlation.make_call_id = self.clock.new_id
+        context.hidden = self.hidden
         if self.trail is not None:
             target = CallTarget("tools/call", served.name, arguments, served.backend)
             self._record(self.trail, 1, target, params, context)

@@ -100,7 +100,7 @@ class ToolMethods:
             inbound.meta.capabilities.require(served.requires, f"tool {served.name}")
         key = inbound.meta.raw.get(IDEMPOTENCY_KEY)
         direct = served.direct if params.request_state is None and key is None else None
-        if direct is not None and (direct.is_possible is None or direct.is_possible()):
+        if direct is not None:
             self._calls.begin_direct(served, arguments, params, context)
             if not is_valid:
                 return self._refused(served, arguments)

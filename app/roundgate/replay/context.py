@@ -32,7 +32,6 @@ from pydantic import BaseModel
 
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
-from roundgate.errors import MissingCapability
 from roundgate.json import fresh
 from roundgate.protocol import PromptMessage, notifications
 from roundgate.replay import asking, remembered, steps, waiting
@@ -109,15 +108,10 @@ class CallFacts:
         """Return whether the client can answer all of these questions, or has all of these
         capabilities. Capabilities have the shape of `ClientCapabilities`, such as `{"sampling":
         {}}`."""
-        try:
-            for requirement in required:
-                self._call.meta.capabilities.require(
-                    requirement if isinstance(requirement, Mapping) else requirement.requires,
-                    "this",
-                )
-        except MissingCapability:
-            return False
-        return True
+        return all(
+            self._call.capabilities.has(each if isinstance(each, Mapping) else each.requires)
+            for each in required
+        )
 
     @property
     def state(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from msgspec import Struct
 from roundgate.aio import TaskWatch, Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
-from roundgate.errors import BackendError, Suspend
+from roundgate.errors import Suspend
 from roundgate.protocol import (
     LOG_LEVELS,
     ClientCapabilities,
@@ -271,8 +271,8 @@ class Call(Struct, kw_only=True, eq=False):
     """Opens external events, in a task."""
     authorize: Authorize | None = None
     """Checks the call by the rules of `policy`; `None` if there are none."""
-    begun: dict[str, Any] | BackendError | None = None
-    """The answer to the first request of a call that began without the engine (`NeedsEngine`); the
+    begun: Any = None
+    """The outcome of the first request of a call that began without the engine (`NeedsEngine`); the
     call's first step takes it."""
     last_progress: float | None = None
     """The last progress that the client was sent."""

@@ -376,7 +376,7 @@ class McpBackend:
         schema = tool.definition["inputSchema"]
         return Tool(
             self._uris.in_meta(tool.definition),
-            DirectCall(call, call.is_possible),
+            DirectCall(call),
             is_described_remotely=True,
             compiled=(schema, tool.arguments),
         )

@@ -109,11 +109,6 @@ class ToolCalls(Struct, frozen=True):
     is_older: bool = False
     """Whether the server speaks only revisions before 2026-07-28."""
 
-    def is_possible(self) -> bool:
-        """Return whether a call can begin without the engine: no older server asks in its session."""
-        held_calls = self.held_calls
-        return held_calls is None or not (self.is_older or held_calls.has_to_ask(self.tool.name))
-
     async def __call__(self, context: AnyContext, arguments: dict[str, Any]) -> Returned:
         if isinstance(context, Call):
             return await self._call_directly(context, arguments)
@@ -147,15 +142,31 @@ class ToolCalls(Struct, frozen=True):
                 to ask.
         """
         try:
-            raw = await self._send(call, {"name": self.tool.name, "arguments": arguments})
+            outcome = await self._begin(call, {"name": self.tool.name, "arguments": arguments})
         except BackendError as error:
             raise NeedsEngine(error) from None
+        if not isinstance(outcome, Result):
+            raise NeedsEngine(outcome)
+        raw = outcome.result
         is_result = "inputRequests" not in raw and raw.get("resultType", "complete") == "complete"
-        if not is_result or (
-            raw.get("isError") is True and refuses_to_ask(_error_text(Result(raw)))
-        ):
-            raise NeedsEngine(raw)
+        if not is_result or (raw.get("isError") is True and refuses_to_ask(_error_text(outcome))):
+            raise NeedsEngine(outcome)
         return result_from_wire(self.uris.in_result(raw), self.config.name)
+
+    async def _begin(self, context: AnyContext, params: Json) -> CallOutcome:
+        """Send the first request, in a session of the caller if the tool asks there; return its
+        result or the questions in the session."""
+        held_calls = self._held_calls(context)
+        if held_calls is None:
+            return Result(await self._send(context, params))
+        await self.require_accepted(self.tool.name)
+        listener = self._listener(Relay(context, self.server), params, context)
+        full_params = with_meta(params, context)
+        return await self.server.limited(
+            lambda: held_calls.begin(context, "tools/call", full_params, listener),
+            context.deadline,
+            is_repeatable=self.tool.listed.may_be_repeated,
+        )
 
     async def _send(self, context: AnyContext, params: Json) -> Json:
         """Send a request outside sessions of callers; return its result."""
@@ -188,17 +199,8 @@ class ToolCalls(Struct, frozen=True):
                 raise begun
             if begun is not None:
                 return self._outcome(begun, context)
-            is_new = not answers_questions(params)
-            if is_new and (held_calls := self._held_calls(context)) is not None:
-                await self.require_accepted(self.tool.name)
-                listener = self._listener(Relay(context, self.server), params, context)
-                full_params = with_meta(params, context)
-                outcome = await self.server.limited(
-                    lambda: held_calls.begin(context, "tools/call", full_params, listener),
-                    context.deadline,
-                    is_repeatable=self.tool.listed.may_be_repeated,
-                )
-                return self._outcome(outcome, context)
+            if not answers_questions(params):
+                return self._outcome(await self._begin(context, params), context)
             return self._outcome(await self._send(context, params), context)
 
         async def checked_exchange() -> Mapping[str, Any]:
@@ -218,7 +220,7 @@ class ToolCalls(Struct, frozen=True):
 
         return checked_exchange
 
-    def _held_calls(self, context: Context) -> HeldCalls | None:
+    def _held_calls(self, context: AnyContext) -> HeldCalls | None:
         """Return the calls in sessions if the tool asks there and this call can be held."""
         held_calls = self.held_calls
         if held_calls is None or not can_hold(context):

@@ -62,7 +62,7 @@ from roundgate.errors import (
     ToolError,
     Unavailable,
 )
-from roundgate.replay import Context, HiddenRound, HiddenRounds, NotSent, Raw, run_of
+from roundgate.replay import AnyContext, HiddenRound, HiddenRounds, NotSent, Raw, call_of
 from roundgate.storage import TaskRef
 
 SHED_MS: Final = 1_000
@@ -127,9 +127,9 @@ CallOutcome: TypeAlias = Result | McpRefusal | Questions
 log = logging.getLogger("roundgate.backends")
 
 
-def can_hold(context: Context) -> bool:
+def can_hold(context: AnyContext) -> bool:
     """Return whether a call has rounds, through which any process can answer its questions."""
-    return run_of(context).call.hidden is not None
+    return call_of(context).hidden is not None
 
 
 class _Rounds(Struct, frozen=True):
@@ -194,10 +194,10 @@ class HeldCalls:
         """Return whether a tool of a server of 2026-07-28 asks in older revisions only."""
         return tool in self._asking
 
-    async def find(self, context: Context, tool: str) -> bool:
+    async def find(self, context: AnyContext, tool: str) -> bool:
         """Return whether the server opens a session of an older revision; if so, `tool` is called in
         such sessions from now on."""
-        owner = task_owner(run_of(context).call.principal)
+        owner = task_owner(context.principal)
         try:
             self.sessions.close(await self.sessions.take(owner, {}))
         except (ClientError, BackendError):
@@ -209,14 +209,14 @@ class HeldCalls:
         return True
 
     async def begin(
-        self, context: Context, method: str, params: Json, listener: Listener
+        self, context: AnyContext, method: str, params: Json, listener: Listener
     ) -> CallOutcome:
         """Make a call; return its result or its questions.
 
         Raises:
             ClientError, BackendError: the call failed.
         """
-        owner = task_owner(run_of(context).call.principal)
+        owner = task_owner(context.principal)
         capabilities = (listener.capabilities or {}) if self.may_ask else {}
         listener = replace(listener, capabilities=capabilities)
         connection = await self.sessions.take(owner, capabilities)
@@ -248,7 +248,7 @@ class HeldCalls:
 
     async def answer(
         self,
-        context: Context,
+        context: AnyContext,
         questions: Questions,
         answers: Mapping[str, Any],
         notify: Callable[[str, Json], Any],
@@ -275,7 +275,7 @@ class HeldCalls:
 
     async def _answer(
         self,
-        context: Context,
+        context: AnyContext,
         questions: Questions,
         answers: Mapping[str, Any],
         notify: Callable[[str, Json], Any],
@@ -341,8 +341,8 @@ class HeldCalls:
         await asyncio.gather(*tasks, *expiring, return_exceptions=True)
         await self.sessions.aclose()
 
-    def _rounds(self, context: Context, call_id: str | None) -> _Rounds:
-        call = run_of(context).call
+    def _rounds(self, context: AnyContext, call_id: str | None) -> _Rounds:
+        call = call_of(context)
         assert call.hidden is not None, "callers check `can_hold`"
         assert call_id is not None, "questions of a call in a session"
         return _Rounds(call.hidden(), call.principal, call_id, self.server)
@@ -361,7 +361,7 @@ class HeldCalls:
 
     async def _continue(
         self,
-        context: Context,
+        context: AnyContext,
         questions: Questions,
         responses: Mapping[str, Json],
         claimed: HiddenRound | None,
@@ -379,7 +379,7 @@ class HeldCalls:
         assert isinstance(link, Link), "only the sessions of HTTP servers are left"
         position = Position(**{name: sealed[name] for name in Position.__struct_fields__})
         messages = {sealed["ids"][name]: response for name, response in responses.items()}
-        principal = run_of(context).call.principal
+        principal = context.principal
         held_call = HeldCall(
             self,
             context,
@@ -398,7 +398,7 @@ class HeldCalls:
         self._start(held_call)
         return held_call
 
-    def expire_later(self, context: Context, questions: Questions) -> None:
+    def expire_later(self, context: AnyContext, questions: Questions) -> None:
         """Cancel the questions of a call that is not held, unless they are answered in time. Do
         nothing on AWS Lambda, which freezes the process."""
         ref = self._rounds(context, questions.held).ref(questions.number)
@@ -417,7 +417,7 @@ class HeldCalls:
         if (task := self._expiring.pop(ref, None)) is not None:
             task.cancel()
 
-    async def _expire(self, context: Context, questions: Questions) -> None:
+    async def _expire(self, context: AnyContext, questions: Questions) -> None:
         assert questions.position is not None, "no process holds the call"
         await self.clock.sleep(max(0, questions.position["until_ms"] - self.clock.now_ms()) / 1000)
         rounds = self._rounds(context, questions.held)
@@ -451,7 +451,7 @@ class HeldCall:
     """
 
     calls: HeldCalls
-    context: Context
+    context: AnyContext
     connection: Connection
     rounds: _Rounds
     send: Callable[[Listener], Awaitable[Json]]
@@ -731,7 +731,7 @@ class HeldCall:
         request = _question(method, params)
         try:
             check_request(request)
-            is_supported = self.context.supports(Raw(request))
+            is_supported = call_of(self.context).capabilities.has(Raw(request).requires)
         except (ValueError, KeyError, TypeError, AttributeError):
             return _error(-32602, f"{method[:40]} is not supported in this form")
         if not is_supported:
