@@ -64,6 +64,9 @@ _LEAST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 60.0
 """The bounds on the server's `retry` in seconds. Without a pause, a server that ends each stream at
 once would get requests without end."""
+_FAILED_ANSWER_S: Final = 0.25
+"""Seconds for which a request waits for its result after an answer to a question could not be sent:
+a server that has ended the request refuses the answer, and sends the result on another connection."""
 _MAX_ANSWERING: Final = 32
 _LONGEST_REQUEST_ID: Final = 256
 _MAX_REQUEST_ID_BITS: Final = 64
@@ -541,7 +544,11 @@ class OlderRequest:
         self._unanswered: dict[str | int, str | None] = {}
         """The ids of unanswered requests of the server, and the last event before each; `None` if the
         server asked on the session's stream, or without ids."""
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[Any] | None = None
+        """The task of `until_done` while it runs."""
+        self._failure: BaseException | None = None
+        self._has_failed = False
+        """Whether `_failure` has cancelled the task."""
         self._request_id = None if position is None else position.request_id
         self._last_id = None if position is None else position.after
         self.is_kept = position is not None
@@ -562,18 +569,22 @@ class OlderRequest:
     async def until_done(self, work: Coroutine[Any, Any, T], among: list[OlderRequest]) -> T:
         """Return the result of `work`, or raise the error of a question that failed. Meanwhile,
         `among` includes this request."""
-        exchange = asyncio.ensure_future(work)
+        self._task = task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        cancelling = task.cancelling()
         among.append(self)
         try:
-            waited: set[asyncio.Future[Any]] = {exchange, self._failure}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if self._failure.done():
-                self._failure.result()
-            return await exchange
+            return await work
+        except asyncio.CancelledError:
+            # another cancellation stays in effect
+            if self._failure is None or not self._has_failed or task.uncancel() > cancelling:
+                raise
+            raise self._failure from None
         finally:
+            self._task = None
             among.remove(self)
-            await cancelled(exchange, *self._answering)
-            self._failure.cancel()
+            if self._answering:
+                await cancelled(*self._answering)
 
     def detach(self, open_ids: Collection[str | int]) -> Position | None:
         """See `Link.detach`."""
@@ -582,9 +593,9 @@ class OlderRequest:
             return None
         unknown = [before for asked, before in self._unanswered.items() if asked not in open_ids]
         after = unknown[0] if unknown else self._last_id
-        if after is None or None in unknown or request_id is None or self._failure.done():
+        if after is None or None in unknown or request_id is None or self._failure is not None:
             return None
-        self._failure.set_exception(Detached())
+        self._fail(Detached())
         return Position(link.session_id, link.version, request_id, after)
 
     async def _exchange(self, message: Json, version: str) -> Json:
@@ -768,13 +779,20 @@ class OlderRequest:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            self._fail(error)
+            self._fail(error, _FAILED_ANSWER_S)
         else:
             self._unanswered.pop(request_id, None)
 
-    def _fail(self, error: BaseException) -> None:
-        if not self._failure.done():
-            self._failure.set_exception(error)
+    def _fail(self, error: BaseException, after_s: float = 0.0) -> None:
+        """End this request with an error, unless its result arrives within `after_s` seconds."""
+        if self._failure is None:
+            self._failure = error
+            asyncio.get_running_loop().call_later(after_s, self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._has_failed = True
+            self._task.cancel()
 
 
 def _is_long(request_id: str | int) -> bool:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -45,6 +45,7 @@ from roundgate.backends.dialogue import (
 )
 from roundgate.backends.mcp.held_sessions import HeldSessions, MakeConnection
 from roundgate.backends.service_tasks import check_request
+from roundgate.background import cancelled
 from roundgate.client.connection import Connection
 from roundgate.client.link import Link, Position
 from roundgate.client.messages import META, Listener
@@ -228,15 +229,16 @@ class HeldCalls:
         held_call = HeldCall(
             self,
             context,
+            owner,
             connection,
             self._rounds(context, self.clock.new_id()),
             lambda own: connection.exchange(method, params, own, may_repeat=False),
             listener,
             self.held_s * 1000,
         )
-        self._start(held_call)
+        self._running[held_call.rounds.id] = held_call
         try:
-            outcome = await held_call.first_outcome()
+            outcome = await held_call.begin()
             if isinstance(outcome, McpRefusal):
                 raise held_call.failure or ToolError(STOPPED.format(server=self.server))
             return outcome
@@ -333,12 +335,11 @@ class HeldCalls:
     async def aclose(self) -> None:
         """End the held calls and publish their end; close the sessions."""
         running, expiring = list(self._running.values()), list(self._expiring.values())
-        for held_call in running:
-            held_call.stop()
-        for task in expiring:
-            task.cancel()
-        tasks = [held_call.task for held_call in running]
-        await asyncio.gather(*tasks, *expiring, return_exceptions=True)
+        ends = [held_call.stop() for held_call in running]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await asyncio.gather(*ends)
+        await cancelled(*expiring, *(held_call.task for held_call in running))
         await self.sessions.aclose()
 
     def _rounds(self, context: AnyContext, call_id: str | None) -> _Rounds:
@@ -347,15 +348,10 @@ class HeldCalls:
         assert call_id is not None, "questions of a call in a session"
         return _Rounds(call.hidden(), call.principal, call_id, self.server)
 
-    def _start(self, held_call: HeldCall) -> None:
-        call_id = held_call.rounds.id
-        self._running[call_id] = held_call
-
-        def end(_: asyncio.Task[None]) -> None:
-            if self._running.get(call_id) is held_call:
-                del self._running[call_id]
-
-        held_call.task.add_done_callback(end)
+    def forget(self, held_call: HeldCall) -> None:
+        """Forget a call that has ended."""
+        if self._running.get(held_call.rounds.id) is held_call:
+            del self._running[held_call.rounds.id]
 
     # -- calls that are not held -------------------------------------------------------------------
 
@@ -375,16 +371,17 @@ class HeldCalls:
             if claimed is not None:
                 await claimed.let_go()
             raise
-        link = connection.link
+        link, rounds = connection.link, self._rounds(context, questions.held)
         assert isinstance(link, Link), "only the sessions of HTTP servers are left"
         position = Position(**{name: sealed[name] for name in Position.__struct_fields__})
         messages = {sealed["ids"][name]: response for name, response in responses.items()}
         principal = context.principal
-        held_call = HeldCall(
+        held_call = self._running[rounds.id] = HeldCall(
             self,
             context,
+            task_owner(principal),
             connection,
-            self._rounds(context, questions.held),
+            rounds,
             lambda listener: link.resume(position, messages, listener),
             Listener(
                 meta={"progressToken": sealed["token"]},
@@ -395,7 +392,7 @@ class HeldCalls:
             asked=sealed["asked"],
             claimed=claimed,
         )
-        self._start(held_call)
+        held_call.start()
         return held_call
 
     def expire_later(self, context: AnyContext, questions: Questions) -> None:
@@ -439,6 +436,10 @@ class HeldCalls:
         return call.is_held
 
 
+def _make_future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(eq=False)
 class HeldCall:
     """A call, from its request to its result.
@@ -447,14 +448,16 @@ class HeldCall:
                                                └─▶ else claim the round with the answers, answer the
                                                    server, renew the lease ──▶ the next outcome
 
-    The last outcome is the result or an error.
+    The last outcome is the result or an error. Until the server asks, the call runs in the task of
+    its request.
     """
 
     calls: HeldCalls
     context: AnyContext
+    owner: str
     connection: Connection
     rounds: _Rounds
-    send: Callable[[Listener], Awaitable[Json]]
+    send: Callable[[Listener], Coroutine[Any, Any, Json]]
     """Sends the request, or continues it; returns its result."""
     listener: Listener
     left_ms: float
@@ -472,32 +475,56 @@ class HeldCall:
     """The open questions by key: the server's id, the question and its answer."""
     _unasked: list[str] = field(default_factory=list)
     """The keys of questions that are not yet in an outcome."""
-    _has_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _question: asyncio.Future[None] = field(default_factory=_make_future)
+    """Is done once a question is not yet in an outcome."""
     _is_unanswered: bool = False
     """Whether the round of the last questions has no answers and no outcome, as far as known."""
-    _is_stopped: bool = False
+    task: asyncio.Task[None] | None = None
+    """The task of a call that has asked, was continued, or was cancelled."""
     failure: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.number = self.begins
         """The number of the next outcome."""
-        self.owner = task_owner(self.rounds.principal)
         self._notify = self.listener.on_notification
-        self._first: asyncio.Future[CallOutcome] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(self._run())
+        self._first: asyncio.Future[CallOutcome] = _make_future()
+        self._ended: asyncio.Future[None] = _make_future()
+        listener = replace(
+            self.listener, on_request=self._answer_request, on_notification=self._notify_request
+        )
+        self._exchange = asyncio.create_task(self.send(listener))
 
     @property
     def token(self) -> str | None:
         """The progress token of the call, if it has one."""
         return (self.listener.meta or {}).get("progressToken")
 
+    async def begin(self) -> CallOutcome:
+        """Return the first outcome of a call that begins. If the caller is cancelled before, end the
+        call."""
+        try:
+            outcome = await self._next_outcome()
+        except asyncio.CancelledError:
+            self._exchange.cancel()
+            self.start()
+            raise
+        if isinstance(outcome, Questions):
+            self.start(outcome)
+            return await self.first_outcome()
+        await self._run(outcome)
+        return outcome
+
+    def start(self, outcome: CallOutcome | None = None) -> None:
+        """Run the call in its own task, from an outcome or from the next one."""
+        self.task = asyncio.create_task(self._run(outcome))
+
     async def first_outcome(self) -> CallOutcome:
         """Return the first outcome in this process. If the caller is cancelled before, cancel a call
-        that has not asked."""
+        whose first questions are not published."""
         try:
             return await asyncio.shield(self._first)
         except asyncio.CancelledError:
-            if not self.begins:
+            if not self.begins and self.task is not None:
                 self.task.cancel()
             raise
 
@@ -505,25 +532,22 @@ class HeldCall:
         """Send the call's notifications to a request; `None` drops them."""
         self._notify = notify
 
-    def stop(self) -> None:
-        """End the call, because the process ends."""
-        self._is_stopped = True
-        self.task.cancel()
+    def stop(self) -> asyncio.Future[None]:
+        """End the call, because the process ends; return a future for its end."""
+        self._exchange.cancel()
+        return self._ended
 
     # -- the call ----------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        """Run the call to its end: publish outcomes, and wait for answers in between. If another
-        process can continue the call, leave it after the first questions."""
-        listener = replace(
-            self.listener, on_request=self._answer_request, on_notification=self._notify_request
-        )
-        exchange = asyncio.ensure_future(self.send(listener))
+    async def _run(self, outcome: CallOutcome | None) -> None:
+        """Run the call from an outcome to its end: publish outcomes, and wait for answers in between.
+        If another process can continue the call, leave it after the first questions."""
         is_session_returned = False
         try:
-            while isinstance(outcome := await self._next_outcome(exchange), Questions):
+            outcome = outcome or await self._next_outcome()
+            while isinstance(outcome, Questions):
                 if (position := self._detach(outcome)) is not None:
-                    await asyncio.gather(exchange, return_exceptions=True)
+                    await asyncio.gather(self._exchange, return_exceptions=True)
                     await self._leave_session()
                     is_session_returned = True
                     outcome = replace(outcome, position=position)
@@ -533,9 +557,10 @@ class HeldCall:
                 self.calls.hold(self)
                 await self._publish(outcome)
                 since_ms = self.calls.clock.monotonic_ms()
-                answers = await self._wait_for_answers(exchange)
+                answers = await self._wait_for_answers()
                 self.left_ms -= self.calls.clock.monotonic_ms() - since_ms
                 self._resolve(outcome.requests, answers)
+                outcome = await self._next_outcome()
             await self._store(outcome)
             if not self.begins or self._is_over(outcome):
                 # before the caller gets the result and can call again
@@ -543,21 +568,23 @@ class HeldCall:
                 await self._return_session(is_clean=is_clean)
                 is_session_returned = True
             self._complete(outcome)
-        except asyncio.CancelledError:
-            if self._is_stopped:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(STOP_S):
-                        await self._publish(McpRefusal(STOPPED.format(server=self.calls.server)))
-            raise
         finally:
-            exchange.cancel()
             try:
-                await asyncio.gather(exchange, return_exceptions=True)
-            finally:  # a second cancellation may come
-                if not is_session_returned and self.begins:
-                    await self._leave_session()
-                elif not is_session_returned:
-                    await self._return_session(is_clean=False)
+                await self._close(is_session_returned=is_session_returned)
+            finally:
+                self.calls.forget(self)
+                self._ended.set_result(None)
+
+    async def _close(self, *, is_session_returned: bool) -> None:
+        """Cancel the request, and give its session up, unless it was returned."""
+        try:
+            if not (is_session_returned and self._exchange.done()):
+                await cancelled(self._exchange)
+        finally:  # a second cancellation may come
+            if not is_session_returned and self.begins:
+                await self._leave_session()
+            elif not is_session_returned:
+                await self._return_session(is_clean=False)
 
     async def _return_session(self, *, is_clean: bool) -> None:
         """Keep the session for the next call of the caller if it is clean and this process can hold
@@ -595,30 +622,26 @@ class HeldCall:
 
     # -- outcomes ----------------------------------------------------------------------------------
 
-    async def _next_outcome(self, exchange: asyncio.Future[Json]) -> CallOutcome:
+    async def _next_outcome(self) -> CallOutcome:
         """Return the next outcome: the result, an error, or questions."""
-        question = asyncio.ensure_future(self._has_asked.wait())
         limit_s = LONGEST_WORK_S if self.number else None
-        try:
-            async with nullcontext() if self.claimed is None else self.claimed.renewed():
-                waited: set[asyncio.Future[Any]] = {exchange, question}
-                await asyncio.wait(waited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-                if not exchange.done():
-                    await asyncio.wait({exchange}, timeout=SETTLE_S)
-        finally:
-            question.cancel()
-        self._has_asked.clear()
-        if exchange.done():
-            return self._final_outcome(exchange)
+        async with nullcontext() if self.claimed is None else self.claimed.renewed():
+            waited: set[asyncio.Future[Any]] = {self._exchange, self._question}
+            await asyncio.wait(waited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if not self._exchange.done():
+                await asyncio.wait({self._exchange}, timeout=SETTLE_S)
+        if self._exchange.done():
+            return self._final_outcome()
+        self._question = _make_future()
         if not self._unasked:
             return McpRefusal(LATE_RESULT.format(server=self.calls.server))
         keys, self._unasked = self._unasked, []
         requests = {key: self._open[key][1] for key in keys if key in self._open}
         return Questions(requests, None, self.rounds.id, self.number)
 
-    def _final_outcome(self, exchange: asyncio.Future[Json]) -> CallOutcome:
+    def _final_outcome(self) -> CallOutcome:
         try:
-            return Result(exchange.result())
+            return Result(self._exchange.result())
         except ClientError as error:
             self.failure = error
             if self.begins and not isinstance(error, RpcError):
@@ -627,8 +650,8 @@ class HeldCall:
         except BackendError as error:
             self.failure = error
             return McpRefusal(str(error))
-        except asyncio.CancelledError:
-            raise
+        except asyncio.CancelledError:  # see `stop`
+            return McpRefusal(STOPPED.format(server=self.calls.server))
         except BaseException as error:  # a task's progress may end the run with `Suspend`
             self.failure = error
             if isinstance(error, Exception):
@@ -677,17 +700,17 @@ class HeldCall:
 
     # -- answers -----------------------------------------------------------------------------------
 
-    async def _wait_for_answers(self, exchange: asyncio.Future[Json]) -> Mapping[str, Any] | None:
+    async def _wait_for_answers(self) -> Mapping[str, Any] | None:
         """Claim the round of the last outcome, once a process has posted its answers; return them.
         Return `None` if the wait has expired, or the round or the call has ended."""
         number, self.number = self.number, self.number + 1
         self._is_unanswered = True
         receiving = asyncio.ensure_future(self.rounds.receive(number))
-        waited: set[asyncio.Future[Any]] = {exchange, receiving}
+        waited: set[asyncio.Future[Any]] = {self._exchange, receiving}
         left_s = max(0, self.left_ms) / 1000
         try:
             await asyncio.wait(waited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done() and exchange.done():
+            if not receiving.done() and self._exchange.done():
                 return None
             is_late = not receiving.done() and await self._is_late(number)
             self.claimed = None if is_late else await receiving
@@ -746,10 +769,11 @@ class HeldCall:
                 return _error(-32000, BUSY)
         self.asked += 1
         key = f"question-{self.asked}"
-        future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Json] = _make_future()
         self._open[key] = request_id, request, future
         self._unasked.append(key)
-        self._has_asked.set()
+        if not self._question.done():
+            self._question.set_result(None)
         try:
             return await future
         finally:
