@@ -757,7 +757,10 @@ class OlderRequest:
                 answer = await self._listener.on_request(
                     message["id"], str(message["method"]), params
                 )
-        await self._link.answer(message["id"], answer, self._listener)
+        try:
+            await self._link.answer(message["id"], answer, self._listener)
+        except ClientError as error:
+            self._fail(error, _FAILED_ANSWER_S)
 
     @contextmanager
     def _clock_stopped(self) -> Iterator[None]:
@@ -779,7 +782,7 @@ class OlderRequest:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            self._fail(error, _FAILED_ANSWER_S)
+            self._fail(error)
         else:
             self._unanswered.pop(request_id, None)
 

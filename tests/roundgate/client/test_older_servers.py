@@ -202,6 +202,40 @@ async def test_a_question_that_nobody_answers_ends_the_call() -> None:
     assert caught.value.questions[0].fields == {"ok": {"type": "boolean"}}
 
 
+async def test_the_result_of_a_call_wins_over_an_answer_that_the_server_refuses() -> None:
+    """A server that ends a call during its question refuses the answer, and may send the result on
+    the other connection a moment later."""
+    refused = asyncio.Event()
+
+    class Ended(Older):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc != "(answer)":
+                return super().__call__(asked)
+            refused.set()
+            return http(400)
+
+    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event(question())
+        await asyncio.wait_for(refused.wait(), 60)
+        await asyncio.sleep(0.02)
+        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text("ended")})
+
+    async with scripted(Ended(call)) as server, Client(server.url) as client:
+        assert (await client.call("t", answers={"ok": True})).value == "ended"
+
+
+async def test_an_answer_that_the_server_refuses_ends_a_call_without_a_result() -> None:
+    class Deaf(Older):
+        def __call__(self, asked: Asked) -> Any:
+            return http(400) if asked.rpc == "(answer)" else super().__call__(asked)
+
+    older: Older = Deaf(lambda asked: asks(older, asked))
+    async with scripted(older) as server, Client(server.url) as client:
+        with pytest.raises(HttpRefused, match="refused an answer with HTTP status 400"):
+            await client.call("t", answers={"ok": True})
+
+
 async def test_a_question_on_the_stream_of_the_session_is_answered_for_the_call_under_way() -> None:
     called = asyncio.Event()
     older: Older

@@ -172,10 +172,11 @@ class Service:
     async def _exchange(
         self, request: WireRequest, outgoing: Outgoing, what: str, span: OutgoingRequest
     ) -> ServiceAnswer:
-        assert self._transport is not None, "opened by `_request`"
+        transport = self._transport  # `aclose` forgets it, also during the call
+        assert transport is not None, "opened by `_request`"
         send = _logged if log.isEnabledFor(logging.DEBUG) else authenticated
         for _ in range(_MAX_REDIRECTS + 1):
-            response = await send(self._transport.send, request, self._access)
+            response = await send(transport.send, request, self._access)
             span.responded(response.status, response.http_version)
             try:
                 location = response.headers.get("location")
