@@ -13,8 +13,8 @@ from pathlib import Path
 APP = Path(__file__).parent.parent / "app"
 
 LAYERS = [
-    {"errors", "background", "clock", "garbage", "net", "version"},
-    {"json", "aws", "extensions"},
+    {"errors", "background", "clock", "garbage", "version"},
+    {"json", "aws", "extensions", "net"},
     {"lenient"},
     {"settings", "protocol", "observability"},
     {"auth", "client", "declare"},

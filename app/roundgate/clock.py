@@ -116,6 +116,85 @@ class Deadline(Struct):
         return self.remaining_ms() == 0.0
 
 
+TICK_S: Final = 0.02
+"""Seconds between two ticks. A watch starts after one to two ticks."""
+SOON_S: Final = 0.1
+"""Time limits in seconds below this get a timer at once; others wait until the watch starts."""
+
+
+class Watch(Protocol):
+    """A wait or a block that most often ends before its watch starts."""
+
+    def start(self) -> None:
+        """Start watching."""
+
+    def drain(self, at_ms: float) -> None:
+        """Shorten the time limit of a call to `at_ms`, because the process is about to stop."""
+
+
+class Ticker:
+    """The timer and the watches of one event loop. The timer is idle while no watch is new."""
+
+    drained_ms: float | None = None
+    """The time at which every limit ends, in milliseconds on the clock of deadlines, because the
+    process is about to stop; `None` before."""
+
+    def __init__(self) -> None:
+        self._new: dict[Watch, None] = {}
+        self._old: dict[Watch, None] = {}
+        self._due: dict[Watch, None] = {}
+        self._started: dict[Watch, None] = {}
+        self._is_ticking = False
+
+    def add(self, watch: Watch) -> None:
+        """Start a watch after one to two ticks, unless it is discarded before."""
+        self._new[watch] = None
+        if not self._is_ticking:
+            self._is_ticking = True
+            asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def discard(self, watch: Watch) -> None:
+        """Forget a watch. It may have started."""
+        if watch in self._new:
+            del self._new[watch]
+        else:
+            self._old.pop(watch, None)
+            self._due.pop(watch, None)
+            self._started.pop(watch, None)
+
+    def drain(self, at_ms: float) -> None:
+        """Shorten the limit of every current and future watch to `at_ms`."""
+        self.drained_ms = at_ms if self.drained_ms is None else min(self.drained_ms, at_ms)
+        for watches in (self._new, self._old, self._due, self._started):
+            for watch in watches:
+                watch.drain(at_ms)
+
+    def _tick(self) -> None:
+        self._due, self._old, self._new = self._old, self._new, {}
+        self._is_ticking = bool(self._old)
+        if self._is_ticking:
+            asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        while self._due:
+            watch, _ = self._due.popitem()
+            self._started[watch] = None
+            watch.start()
+
+
+_tickers: Final[dict[asyncio.AbstractEventLoop, Ticker]] = {}
+
+
+def ticker() -> Ticker:
+    """Return the ticker of the running event loop."""
+    loop = asyncio.get_running_loop()
+    found = _tickers.get(loop)
+    if found is None:
+        for other in list(_tickers):
+            if other.is_closed():
+                _tickers.pop(other, None)
+        found = _tickers[loop] = Ticker()
+    return found
+
+
 def iso(at_ms: int) -> str:
     """Return a time, in milliseconds since the epoch, as ISO 8601 in UTC:
     `2026-11-21T22:06:42.123Z`."""

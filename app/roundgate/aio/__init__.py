@@ -15,8 +15,6 @@ from roundgate.aio.threads import in_thread as in_thread
 from roundgate.aio.threads import run_with_room as run_with_room
 from roundgate.aio.threads import to_its_end as to_its_end
 from roundgate.aio.watch import TaskWatch as TaskWatch
-from roundgate.aio.watch import Ticker as Ticker
 from roundgate.aio.watch import Until as Until
 from roundgate.aio.watch import in_own_context as in_own_context
 from roundgate.aio.watch import is_draining as is_draining
-from roundgate.aio.watch import ticker as ticker

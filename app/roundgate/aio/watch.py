@@ -16,16 +16,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from types import coroutine
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from roundgate.clock import Deadline
+from roundgate.clock import SOON_S, Deadline, Ticker, ticker
 
 T = TypeVar("T")
-
-TICK_S: Final = 0.02
-"""Seconds between two ticks. A watch starts after one to two ticks."""
-SOON_S: Final = 0.1
-"""Time limits in seconds below this get a timer at once; others wait until the watch starts."""
 
 
 class TaskWatch:
@@ -142,54 +137,6 @@ class TaskWatch:
         return is_ours and kind is not None and issubclass(kind, asyncio.CancelledError)
 
 
-class Ticker:
-    """The timer and the watches of one event loop. The timer is idle while no watch is new."""
-
-    drained_ms: float | None = None
-    """The time at which every limit ends, in milliseconds on the clock of deadlines, because the
-    process is about to stop; `None` before."""
-
-    def __init__(self) -> None:
-        self._new: dict[TaskWatch, None] = {}
-        self._old: dict[TaskWatch, None] = {}
-        self._due: dict[TaskWatch, None] = {}
-        self._started: dict[TaskWatch, None] = {}
-        self._is_ticking = False
-
-    def add(self, watch: TaskWatch) -> None:
-        """Start a watch after one to two ticks, unless it is discarded before."""
-        self._new[watch] = None
-        if not self._is_ticking:
-            self._is_ticking = True
-            asyncio.get_running_loop().call_later(TICK_S, self._tick)
-
-    def discard(self, watch: TaskWatch) -> None:
-        """Forget a watch. It may have started."""
-        if watch in self._new:
-            del self._new[watch]
-        else:
-            self._old.pop(watch, None)
-            self._due.pop(watch, None)
-            self._started.pop(watch, None)
-
-    def drain(self, at_ms: float) -> None:
-        """Shorten the limit of every current and future watch to `at_ms`."""
-        self.drained_ms = at_ms if self.drained_ms is None else min(self.drained_ms, at_ms)
-        for watches in (self._new, self._old, self._due, self._started):
-            for watch in watches:
-                watch.drain(at_ms)
-
-    def _tick(self) -> None:
-        self._due, self._old, self._new = self._old, self._new, {}
-        self._is_ticking = bool(self._old)
-        if self._is_ticking:
-            asyncio.get_running_loop().call_later(TICK_S, self._tick)
-        while self._due:
-            watch, _ = self._due.popitem()
-            self._started[watch] = None
-            watch.start()
-
-
 class Until(TaskWatch):
     """A context manager that ends its block at a deadline, without an error."""
 
@@ -206,21 +153,6 @@ class Until(TaskWatch):
         is_late = self.end_limit()
         self._end(kind)
         return is_late and kind is not None and issubclass(kind, asyncio.CancelledError)
-
-
-_tickers: Final[dict[asyncio.AbstractEventLoop, Ticker]] = {}
-
-
-def ticker() -> Ticker:
-    """Return the ticker of the running event loop."""
-    loop = asyncio.get_running_loop()
-    found = _tickers.get(loop)
-    if found is None:
-        for other in list(_tickers):
-            if other.is_closed():
-                _tickers.pop(other, None)
-        found = _tickers[loop] = Ticker()
-    return found
 
 
 def is_draining() -> bool:

@@ -20,9 +20,10 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -172,9 +173,11 @@ class Link:
         has_sessions = not is_modern(spoken)
         for retry in range(_RETRIES + 1):
             message = self._message(method, params, spoken, listener)
+            limit_s = self.limits.request_s
+            limit = asyncio.timeout(limit_s) if limit_s < inf else nullcontext()
             try:
                 with outgoing.client_span(message, spoken, self._peer, self.session_id) as span:
-                    async with asyncio.timeout(self.limits.request_s) as timeout:
+                    async with limit as timeout:
                         if not has_sessions:
                             result = await self._exchange(message, spoken, listener)
                         else:
@@ -267,9 +270,8 @@ class Link:
     async def through(self, work: Coroutine[Any, Any, T], listener: Listener) -> T:
         """Return the result of `work`, which sends several requests to an older server. Meanwhile,
         `listener` answers all questions on the session's stream."""
-        async with asyncio.timeout(None) as timeout:
-            request = OlderRequest(self, listener, timeout)
-            return await request.until_done(work, self.session_stream.standing)
+        request = OlderRequest(self, listener, None)
+        return await request.until_done(work, self.session_stream.standing)
 
     def open_session(self, session_id: str | None) -> None:
         """Use a session that an older server has opened; `None` if it has none."""
@@ -528,7 +530,7 @@ class OlderRequest:
         self,
         link: Link,
         listener: Listener,
-        time_limit: asyncio.Timeout,
+        time_limit: asyncio.Timeout | None,
         position: Position | None = None,
         answers: Mapping[str | int, Json] | None = None,
     ) -> None:
@@ -765,7 +767,7 @@ class OlderRequest:
     @contextmanager
     def _clock_stopped(self) -> Iterator[None]:
         now = asyncio.get_running_loop().time
-        if self._open_questions == 0:
+        if self._timeout is not None and self._open_questions == 0:
             limit = self._timeout.when()
             self._left_s = None if limit is None else max(0.0, limit - now())
             self._timeout.reschedule(None)
@@ -774,7 +776,7 @@ class OlderRequest:
             yield
         finally:
             self._open_questions -= 1
-            if self._open_questions == 0:
+            if self._timeout is not None and self._open_questions == 0:
                 self._timeout.reschedule(None if self._left_s is None else now() + self._left_s)
 
     def _answered(self, request_id: str | int, task: asyncio.Task[None]) -> None:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -623,11 +624,12 @@ class _Pending:
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
         self.idle.begin(self._expire)
-        end = loop.call_at(self.ends_s, self._expire)
+        end = None if self.ends_s == inf else loop.call_at(self.ends_s, self._expire)
         try:
             await self._waiter
         finally:
-            end.cancel()
+            if end is not None:
+                end.cancel()
             self.idle.end()
 
     def _expire(self) -> None:

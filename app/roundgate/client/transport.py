@@ -43,8 +43,8 @@ class Limits(Struct, frozen=True):
     names the limit that caused it.
 
     `idle_s` limits the wait for the head of a response, and then each wait for more data.
-    `request_s` limits the whole request. Both exclude the time that people need to answer
-    questions.
+    `request_s` limits the whole request, unless it is infinite. Both exclude the time that people
+    need to answer questions.
     `keep_alive_s` limits the reuse of an idle connection. It is below 5 s, because common servers
     then close an idle connection, possibly while a request is being sent.
     """

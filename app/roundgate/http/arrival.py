@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from roundgate.aio import Ticker
+from roundgate.clock import Ticker
 from roundgate.errors import TransportError, Unavailable
 
 STATE: Final = "roundgate.connection"

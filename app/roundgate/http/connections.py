@@ -32,7 +32,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from roundgate.aio import ticker
+from roundgate.clock import ticker
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import ARRIVED, LARGE_BODY, STATE, ArrivingRequest
 from roundgate.http.exchange import error_headers

@@ -21,9 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from roundgate.aio import ticker
 from roundgate.backends import Snapshot, ViewSource
-from roundgate.clock import Clock
+from roundgate.clock import Clock, ticker
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.http.endpoint import Endpoint
 from roundgate.http.older import OlderClients

@@ -9,6 +9,8 @@ from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from roundgate.clock import SOON_S, Ticker, ticker
+
 Origin: TypeAlias = tuple[str, str, int]
 """The scheme, host and port of a URL."""
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -21,36 +23,55 @@ class IdleLimit:
         self._limit_s = limit_s
         self._suspensions = 0
         self._expire: Callable[[], None] | None = None
+        self._ends_s = 0.0
+        self._ticker: Ticker | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, expire: Callable[[], None]) -> None:
         """Begin a wait; call `expire` at the limit, unless the wait ends first."""
         self._expire = expire
-        self._restart()
+        if not self._suspensions:
+            self._watch()
 
     def end(self) -> None:
         """End the wait."""
         self._expire = None
-        self._restart()
+        self._stop()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
         """Suspend the limit until the block ends, then restart it."""
         self._suspensions += 1
-        self._restart()
+        self._stop()
         try:
             yield
         finally:
             self._suspensions -= 1
-            self._restart()
+            if self._expire is not None and not self._suspensions:
+                self._watch()
 
-    def _restart(self) -> None:
+    def _watch(self) -> None:
+        self._ends_s = asyncio.get_running_loop().time() + self._limit_s
+        if self._limit_s < SOON_S:
+            self.start()
+        else:
+            self._ticker = ticker()
+            self._ticker.add(self)
+
+    def _stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._expire is not None and not self._suspensions:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._limit_s, self._expire)
+
+    def start(self) -> None:
+        """Start the timer of a wait that takes longer than most."""
+        if self._expire is not None:
+            self._timer = asyncio.get_running_loop().call_at(self._ends_s, self._expire)
+
+    def drain(self, at_ms: float) -> None:
+        """Do nothing: the call's own limit ends the wait."""
 
 
 class WireRequest(Struct):

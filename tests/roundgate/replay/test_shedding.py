@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.aio import ticker
-from roundgate.clock import Clock
+from roundgate.clock import Clock, ticker
 from roundgate.errors import CallTimeout, Draining
 from roundgate.replay import steps
 from roundgate.replay.context import Context

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
+from functools import partial
 from math import ceil
 from typing import Final, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -88,8 +89,9 @@ class Attempts:
         Raises:
             BackendError: the breaker is open, or the last attempt raised it. See `with_doubt`.
         """
-        within = self._clock.deadline(self._config.within_s * 1000)
-        deadlines = [within] if deadline is None else [deadline, within]
+        if self._config.attempts > 1:
+            within = self._clock.deadline(self._config.within_s * 1000)
+            deadlines = [within] if deadline is None else [deadline, within]
         is_unclear = False  # whether an earlier attempt may have taken effect
         try:
             for attempt in range(1, self._config.attempts):
@@ -120,16 +122,21 @@ class Attempts:
                 with_doubt(error, is_unclear=is_unclear)
             raise
 
-    async def _attempt(
+    def _attempt(
         self,
         once: Callable[[], Awaitable[A]],
         prepare: Callable[[], Awaitable[object]] | None,
+    ) -> Awaitable[A]:
+        watched = once if self._breaker is None else partial(self._breaker.watch, once)
+        return watched() if prepare is None else self._prepared(watched, prepare)
+
+    async def _prepared(
+        self, once: Callable[[], Awaitable[A]], prepare: Callable[[], Awaitable[object]]
     ) -> A:
-        if prepare is not None:
-            if self._breaker is not None:
-                self._breaker.check()
-            await prepare()
-        return await (once() if self._breaker is None else self._breaker.watch(once))
+        if self._breaker is not None:
+            self._breaker.check()
+        await prepare()
+        return await once()
 
     def _pause_s(self, attempt: int, asked_s: float | None) -> float:
         """Return a pause in seconds, at random so that callers do not retry together. The pause is

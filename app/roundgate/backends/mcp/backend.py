@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -673,7 +674,7 @@ def _limits_from_config(config: McpBackendConfig) -> Limits:
         connect_s=connect_s or min(config.timeout_s, 10.0),
         idle_s=read_s or config.timeout_s,
         keep_alive_s=config.keep_alive_s,
-        request_s=86_400.0,  # the call's own time limit ends it earlier
+        request_s=inf,  # the call's own time limit ends it
         max_message=config.max_response_bytes,
         max_pages=MAX_PAGES,
         max_items=config.max_tools,

@@ -11,7 +11,7 @@ only capabilities that the client's current request declares and the gateway can
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -109,9 +109,14 @@ class ToolCalls(Struct, frozen=True):
     is_older: bool = False
     """Whether the server speaks only revisions before 2026-07-28."""
 
-    async def __call__(self, context: AnyContext, arguments: dict[str, Any]) -> Returned:
+    def __call__(
+        self, context: AnyContext, arguments: dict[str, Any]
+    ) -> Coroutine[Any, Any, Returned]:
         if isinstance(context, Call):
-            return await self._call_directly(context, arguments)
+            return self._call_directly(context, arguments)
+        return self._call(context, arguments)
+
+    async def _call(self, context: Context, arguments: dict[str, Any]) -> Returned:
         await context.continue_as_task()
         outcome = await server_dialogue(
             context,

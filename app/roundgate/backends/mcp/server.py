@@ -291,7 +291,7 @@ class McpServer:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def request(
+    def request(
         self,
         method: str,
         params: Json,
@@ -299,7 +299,7 @@ class McpServer:
         deadline: Deadline,
         *,
         is_repeatable: bool,
-    ) -> Json:
+    ) -> Awaitable[Json]:
         """Send a request within the back end's limits; return its unchanged result.
 
         Raises:
@@ -307,7 +307,7 @@ class McpServer:
             BackendError: the server refused the request, violated the protocol or is busy, or the
                 circuit is open.
         """
-        return await self.limited(
+        return self.limited(
             lambda: self._exchange(method, params, listener), deadline, is_repeatable=is_repeatable
         )
 
