@@ -425,6 +425,7 @@ class Link:
 
     async def _exchange(self, message: Json, version: str, listener: Listener) -> Json:
         response = await self.post(message, version, listener)
+        close = response.close
         try:
             if not is_stream(response):
                 return await self.json_result(response, message["id"])
@@ -434,6 +435,7 @@ class Link:
                     if received is None:
                         continue
                     if "method" not in received:
+                        close = getattr(response, "leave", close)  # of our own transport
                         return result_of(received, message["id"])
                     if "id" in received:
                         raise BadAnswer(
@@ -442,7 +444,7 @@ class Link:
                         )
                     await listener.notify(received)
         finally:
-            await response.close()
+            await close()
         raise ConnectionLost("The stream of the request ended before its answer", was_sent=True)
 
 
@@ -603,13 +605,15 @@ class OlderRequest:
     async def _exchange(self, message: Json, version: str) -> Json:
         session_id = self._link.session_id
         response = await self._link.post(message, version, self._listener, self._idle)
+        close = response.close
         try:
             if is_stream(response):
                 result = await self._read(response, message["id"])
+                close = getattr(response, "leave", close)  # of our own transport
             else:
                 result = await self._link.json_result(response, message["id"], session_id)
         finally:
-            await response.close()
+            await close()
         if message["method"] == "initialize":
             self._link.open_session(read_session_id(response))
         return result

@@ -336,6 +336,9 @@ class _HttpxResponse:
     async def close(self) -> None:
         await self._response.aclose()
 
+    async def leave(self) -> None:
+        await self._response.leave()
+
 
 async def _send_by_user(client: httpx.AsyncClient, request: WireRequest) -> _UsersResponse:
     """Send a request through the user's client, without its default headers and cookies."""
@@ -385,6 +388,8 @@ class _UsersResponse:
     async def aclose(self) -> None:
         # a cancelled caller must not leave the connection in the pool
         await asyncio.shield(self._response.aclose())
+
+    leave = aclose
 
 
 @asynccontextmanager

@@ -30,6 +30,8 @@ _MAX_UNREAD: Final = 131_072
 """The number of unread bytes at which a connection stops to receive."""
 _MAX_UNSENT: Final = 65_536
 """The limit in bytes for the beginning of a request that waits for the rest, to be sent at once."""
+_REST_S: Final = 0.25
+"""Seconds for the rest of an answer that nobody needs, after which its connection closes."""
 _NEXT_ADDRESS_S: Final = 0.25
 """Seconds after which the next address of a host is tried too (RFC 8305 section 5)."""
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -189,6 +191,15 @@ class HttpConnection(asyncio.Protocol):
             self._is_paused = False
             self._transport.resume_reading()
 
+    @property
+    def is_draining(self) -> bool:
+        """Return whether the rest of an answer arrives that nobody needs."""
+        return self._answer is not None
+
+    def leave(self) -> None:
+        """End the request before its answer has ended."""
+        self._loses(self)
+
     def finish(self, *, is_reusable: bool) -> None:
         """End the request, so that the connection is idle or closed."""
         self._answer = None
@@ -309,6 +320,16 @@ class HttpAnswer(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         """Close the connection, unless the answer is complete."""
+        self._close()
+
+    async def leave(self) -> None:
+        """Free the connection, which can be reused if the rest of the body, which nobody needs,
+        arrives within `_REST_S` seconds."""
+        if not self.has_ended:
+            self._connection.leave()
+            asyncio.get_running_loop().call_later(_REST_S, self._close)
+
+    def _close(self) -> None:
         if not self.has_ended:
             self._finish(httpx.ReadError("the answer was closed"))
 

@@ -173,8 +173,9 @@ class PooledTransport(httpx.AsyncBaseTransport):
         """Return the newest usable connection to an origin; close those that are not usable."""
         now_s = asyncio.get_running_loop().time()
         for index in reversed(range(len(self._idle))):
-            if self._idle[index].origin == origin:
-                connection = self._idle.pop(index)
+            connection = self._idle[index]
+            if connection.origin == origin and not connection.is_draining:
+                del self._idle[index]
                 if now_s < connection.idle_until and connection.is_usable():
                     return connection
                 connection.close()

@@ -3,14 +3,19 @@ hold more than it may."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roundgate.client import Client
 from roundgate.client.messages import EventReader
 from roundgate.errors import BadAnswer
+from roundgate.net.serving import served
 
 STREAM = (
     b'\xef\xbb\xbf: hello\r\nid: 1\r\ndata: {"a":\r\ndata:  1}\r\n\r\n'
@@ -57,3 +62,54 @@ def test_a_long_event_in_small_pieces_takes_time_in_proportion() -> None:
     for _ in range(8_000):  # minutes, if what came before is read again with each piece
         reader.feed(piece)
     assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+async def test_a_stream_that_ends_after_its_result_leaves_its_connection_usable(
+    is_older: bool,
+) -> None:
+    connections: set[int] = set()
+    found: dict[str, Any] = {"supportedVersions": ["2026-07-28"], "protocolVersion": "2025-11-25"}
+    results: dict[str, Any] = {
+        "server/discover": found | {"capabilities": {"tools": {}}, "ttlMs": 0},
+        "initialize": found | {"capabilities": {"tools": {}}},
+        "tools/list": {
+            "tools": [{"name": "t", "inputSchema": {"type": "object"}}],
+            "ttlMs": 60_000,
+        },
+        "tools/call": {"content": [{"type": "text", "text": "x"}]},
+    }
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        message = json.loads((await receive())["body"] or b"{}")
+        method = message.get("method")
+        is_known = method in results and not (is_older and method == "server/discover")
+        about = {"serverInfo": {"name": "s", "version": "1"}, "cacheScope": "public"}
+        if is_known:
+            done = {"result": results[method] | about | {"resultType": "complete"}}
+        else:
+            done = {"error": {"code": -32601, "message": "Method not found"}}
+        body = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), **done}).encode()
+        is_call = method == "tools/call"
+        kind, body = (
+            ("text/event-stream", b"data: %b\n\n" % body) if is_call else ("application/json", body)
+        )
+        headers = [(b"content-type", kind.encode())]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200 if "id" in message else 202,
+                "headers": headers,
+            }
+        )
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        if is_call:
+            connections.add(scope["client"][1])
+            await asyncio.sleep(0.001)
+        await send({"type": "http.response.body", "body": b""})
+
+    async with served(app) as port, Client(f"http://127.0.0.1:{port}/mcp") as client:
+        for _ in range(10):
+            assert (await client.call("t")).value == "x"
+            await asyncio.sleep(0.02)
+    assert len(connections) < 4

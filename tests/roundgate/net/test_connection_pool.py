@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from roundgate.net.http import make_client
+from roundgate.net.http import PooledTransport, make_client, read_url
+from roundgate.net.request import WireRequest
 from tests.support.scripted import serving
 
 PATIENCE_S = 60
@@ -131,6 +132,56 @@ async def test_an_answer_that_has_not_arrived_closes_its_connection() -> None:
             async with client.stream("GET", url):
                 pass
     assert made == 3
+
+
+class Late:
+    """A service that sends the end of an answer only when it is told to."""
+
+    def __init__(self) -> None:
+        self.made = self.ended = 0
+        self.may_end = asyncio.Event()
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.made += 1
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n")
+                waiting = asyncio.create_task(self.may_end.wait())
+                closing = asyncio.create_task(reader.read(1))
+                await asyncio.wait({waiting, closing}, return_when=asyncio.FIRST_COMPLETED)
+                if closing.done():
+                    break
+                closing.cancel()
+                await asyncio.wait({closing})
+                writer.write(b"0\r\n\r\n")
+        self.ended += 1
+
+
+async def left(pool: PooledTransport, url: str) -> None:
+    """Send a request, and leave its answer after the first part."""
+    answer = await pool.send(WireRequest("GET", *read_url(url), []))
+    assert await anext(answer) == b"ok"
+    await answer.leave()
+
+
+async def test_a_connection_is_used_again_once_the_rest_of_a_left_answer_has_arrived() -> None:
+    service, pool = Late(), PooledTransport()
+    async with serving(service.converse) as url:
+        await left(pool, url)
+        service.may_end.set()
+        await asyncio.sleep(0.05)
+        await left(pool, url)
+        assert service.made == 1
+        await pool.aclose()
+
+
+async def test_an_answer_that_is_left_delays_no_request_and_closes_unless_it_ends() -> None:
+    service, pool = Late(), PooledTransport(max_connections=1)
+    async with serving(service.converse) as url:
+        for _ in range(3):
+            await left(pool, url)
+        await until(lambda: service.ended == 3)
+        assert service.made == 3
 
 
 async def test_an_answer_that_has_arrived_frees_its_connection_before_it_is_read() -> None:
