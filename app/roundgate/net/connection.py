@@ -14,7 +14,7 @@ import select
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, cast
 
 import httptools
@@ -29,7 +29,7 @@ the limit for the trailers, and for the data between two parts of a body."""
 _MAX_UNREAD: Final = 131_072
 """The number of unread bytes at which a connection stops to receive."""
 _MAX_UNSENT: Final = 65_536
-"""The limit in bytes for the beginning of a request that waits for the rest, to be sent at once."""
+"""The number of bytes up to which a body is copied, to be sent together with its head."""
 _REST_S: Final = 0.25
 """Seconds for the rest of an answer that nobody needs, after which its connection closes."""
 _NEXT_ADDRESS_S: Final = 0.25
@@ -93,7 +93,6 @@ class HttpConnection(asyncio.Protocol):
         self._loses = loses
         self._transport: asyncio.Transport  # set in connection_made
         self._answer: HttpAnswer | None = None
-        self._is_sending = False
         self._is_paused = False
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -111,52 +110,24 @@ class HttpConnection(asyncio.Protocol):
         if self.is_closed:  # since it was opened
             raise httpx.ConnectError("the service closed the connection before the request")
         answer = HttpAnswer(self, request.idle, has_body=request.method != "HEAD")
-        self._answer, self._is_sending = answer, True
-        if not isinstance(body, bytes):
-            await self._send_stream(head, body, request, answer)
-        elif len(body) > _MAX_UNSENT:
+        self._answer = answer
+        if len(body) > _MAX_UNSENT:
             self._transport.write(head)
-            await self._write(body, request.write_s)
-            self._is_sending = False
-        else:
-            await self._write(head + body, request.write_s)
-            self._is_sending = False
+            head = b""
+        if not self._transport.is_closing():
+            self._transport.write(head + body)
+        if not self._may_write.is_set() and not self._is_paused:
+            await self._drain(request.write_s)
         return answer
 
-    async def _send_stream(
-        self, head: bytes, body: AsyncIterable[bytes], request: WireRequest, answer: HttpAnswer
-    ) -> None:
-        declared = request.header("content-length")
-        is_chunked = request.header("transfer-encoding") is not None
-        left = None if is_chunked else int(declared or 0)
-        unsent = bytearray(head)
-        async for part in body:
-            if left is None:
-                unsent += b"%x\r\n%b\r\n" % (len(part), part) if part else b""
-            else:
-                left -= len(part)
-                unsent += part
-            if len(unsent) > _MAX_UNSENT:
-                await self._write(bytes(unsent), request.write_s)
-                unsent.clear()
-            if answer.has_ended or self._is_paused:  # the service answers without reading the rest
-                return
-        if left:
-            raise httpx.LocalProtocolError("the body does not have the declared length")
-        await self._write(bytes(unsent) + (b"0\r\n\r\n" if left is None else b""), request.write_s)
-        self._is_sending = False
-
-    async def _write(self, data: bytes, timeout_s: float | None) -> None:
-        """Write data. Return when the service has received most of it, or sends an answer of which
-        more than `_MAX_UNREAD` bytes must be read first."""
-        if not self._transport.is_closing():
-            self._transport.write(data)
-        if not self._may_write.is_set() and not self._is_paused:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._may_write.wait()
-            except TimeoutError:
-                raise httpx.WriteTimeout("") from None
+    async def _drain(self, timeout_s: float | None) -> None:
+        """Return when the service has received most of a request, or sends an answer of which more
+        than `_MAX_UNREAD` bytes must be read first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._may_write.wait()
+        except TimeoutError:
+            raise httpx.WriteTimeout("") from None
 
     def is_usable(self) -> bool:
         """Return whether an idle connection can send a request: it is open, and the service has
@@ -204,8 +175,7 @@ class HttpConnection(asyncio.Protocol):
         """End the request, so that the connection is idle or closed."""
         self._answer = None
         self._may_write.set()
-        is_sent = not self._is_sending and not self._transport.get_write_buffer_size()
-        if is_reusable and is_sent:
+        if is_reusable and not self._transport.get_write_buffer_size():
             self.resume()
         else:
             self.close()
@@ -457,11 +427,9 @@ def _head(request: WireRequest) -> bytes:
         httpx.LocalProtocolError: a part of the head has a forbidden character.
     """
     lines = [f"{request.method} {request.target} HTTP/1.1"]
-    body = request.body
-    if isinstance(body, bytes):
-        lines.append(f"Host: {request.authority}")
-        if body or request.method in _WITH_CONTENT:
-            lines.append(f"Content-Length: {len(body)}")
+    lines.append(f"Host: {request.authority}")
+    if request.body or request.method in _WITH_CONTENT:
+        lines.append(f"Content-Length: {len(request.body)}")
     lines += [f"{name}: {value}" for name, value in request.headers]
     try:
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, cast
+from typing import Any, Final
 
 import httpx
 
 from roundgate.net.connection import HttpAnswer, HttpConnection, connect
 from roundgate.net.request import DEFAULT_PORTS, IdleLimit, Origin, WireRequest
+
+_OWN_HEADERS: Final = frozenset({b"host", b"content-length", b"transfer-encoding"})
+"""The headers that a connection writes itself."""
 
 
 @cache
@@ -85,7 +88,7 @@ class PooledTransport(httpx.AsyncBaseTransport):
         """The number of requests that have a slot."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request for httpx, as `send` does."""
+        """Send a request for httpx, as `send` does. Its whole body is read first."""
         url, extensions = request.url, request.extensions
         limits = extensions.get("timeout", {})
         read_s = limits.get("read")
@@ -98,8 +101,9 @@ class PooledTransport(httpx.AsyncBaseTransport):
                 [
                     (name.decode("latin-1"), value.decode("latin-1"))
                     for name, value in request.headers.raw
+                    if name.lower() not in _OWN_HEADERS
                 ],
-                cast("httpx.AsyncByteStream", request.stream),
+                await request.aread(),
                 None if read_s is None else IdleLimit(read_s),
                 limits.get("connect"),
                 limits.get("write"),

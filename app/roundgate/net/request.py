@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol, TypeAlias
 
@@ -82,8 +82,8 @@ class WireRequest(Struct):
     target: str
     """The path and query, percent-encoded."""
     headers: Sequence[tuple[str, str]]
-    """The headers. `Host` and `Content-Length` are added, unless the body is a stream."""
-    body: bytes | AsyncIterable[bytes] = b""
+    """The headers. `Host` and `Content-Length` are added."""
+    body: bytes = b""
     idle: IdleLimit | None = None
     """The limit on the wait for the head of the answer, and on each wait for more of its body."""
     connect_s: float | None = None

@@ -305,23 +305,3 @@ async def test_a_body_arrives_whole_with_a_length_and_without(size: int) -> None
             assert (await client.post(service.origin, content=body)).text == "ok"
         assert service.bodies == [body, body]
         assert service.made == 1
-
-
-async def test_a_body_in_pieces_is_sent_to_its_end() -> None:
-    received: list[bytes] = []
-
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        for _ in range(3):
-            yield b"piece"
-
-    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        received.append(await reader.readuntil(b"0\r\n\r\n"))
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(converse, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    async with server, make_client(timeout_s=60) as client:
-        assert (await client.post(url, content=pieces())).text == "ok"
-    assert received[0].count(b"piece") == 3

@@ -316,10 +316,18 @@ async def test_a_part_of_a_head_cannot_add_lines(
 
 
 @pytest.mark.parametrize("length", [3, 5])
-async def test_a_body_has_the_declared_length(length: int) -> None:
-    async with serving(answering(WHOLE)) as url, make_client() as client:
-        with pytest.raises(httpx.LocalProtocolError):
-            await client.post(url, content=b"body", headers={"Content-Length": str(length)})
+async def test_a_body_has_its_own_length_whatever_a_header_says(length: int) -> None:
+    received = bytearray()
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.extend(await reader.readuntil(b"\r\n\r\n") + await reader.readexactly(4))
+        writer.write(WHOLE)
+
+    async with serving(converse) as url, make_client() as client:
+        await client.post(url, content=b"body", headers={"Content-Length": str(length)})
+    assert received.lower().count(b"content-length") == 1
+    assert b"Content-Length: 4\r\n" in received
+    assert received.endswith(b"\r\n\r\nbody")
 
 
 @pytest.mark.parametrize(

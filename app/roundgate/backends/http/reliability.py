@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
-from functools import partial
 from math import ceil
 from typing import Final, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -122,21 +121,16 @@ class Attempts:
                 with_doubt(error, is_unclear=is_unclear)
             raise
 
-    def _attempt(
+    async def _attempt(
         self,
         once: Callable[[], Awaitable[A]],
         prepare: Callable[[], Awaitable[object]] | None,
-    ) -> Awaitable[A]:
-        watched = once if self._breaker is None else partial(self._breaker.watch, once)
-        return watched() if prepare is None else self._prepared(watched, prepare)
-
-    async def _prepared(
-        self, once: Callable[[], Awaitable[A]], prepare: Callable[[], Awaitable[object]]
     ) -> A:
-        if self._breaker is not None:
-            self._breaker.check()
-        await prepare()
-        return await once()
+        if prepare is not None:
+            if self._breaker is not None:
+                self._breaker.check()
+            await prepare()
+        return await (once() if self._breaker is None else self._breaker.watch(once))
 
     def _pause_s(self, attempt: int, asked_s: float | None) -> float:
         """Return a pause in seconds, at random so that callers do not retry together. The pause is
