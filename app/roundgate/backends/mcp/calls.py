@@ -147,7 +147,7 @@ class ToolCalls(Struct, frozen=True):
                 to ask.
         """
         try:
-            outcome = await self._begin(call, {"name": self.tool.name, "arguments": arguments})
+            outcome = await self._send(call, {"name": self.tool.name, "arguments": arguments})
         except BackendError as error:
             raise NeedsEngine(error) from None
         if not isinstance(outcome, Result):
@@ -158,41 +158,22 @@ class ToolCalls(Struct, frozen=True):
             raise NeedsEngine(outcome)
         return result_from_wire(self.uris.in_result(raw), self.config.name)
 
-    async def _begin(self, context: AnyContext, params: Json) -> CallOutcome:
-        """Send the first request, in a session of the caller if the tool asks there; return its
-        result or the questions in the session."""
-        held_calls = self._held_calls(context)
-        if held_calls is None:
-            return Result(await self._send(context, params))
+    async def _send(self, context: AnyContext, params: Json) -> CallOutcome:
+        """Send a request; the first one in a session of the caller if the tool asks there."""
         await self.require_accepted(self.tool.name)
-        listener = self._listener(Relay(context, self.server), params, context)
-        full_params = with_meta(params, context)
-        return await self.server.limited(
-            lambda: held_calls.begin(context, "tools/call", full_params, listener),
-            context.deadline,
-            is_repeatable=self.tool.listed.may_be_repeated,
-        )
-
-    async def _send(self, context: AnyContext, params: Json) -> Json:
-        """Send a request outside sessions of callers; return its result."""
-        await self.require_accepted(self.tool.name)
+        held_calls = None if answers_questions(params) else self._held_calls(context)
         relay = Relay(context, self.server)
-        if (level := relay.log_level) is not None:
+        if held_calls is None and (level := relay.log_level) is not None:
             try:
                 await (await self.server.connection()).set_log_level(level)
             except ClientError as error:
                 log.debug("a server refused a log level", exc_info=error)
-        return await self.server.request(
-            "tools/call",
-            with_meta(params, context),
-            self._listener(relay, params, context),
-            context.deadline,
-            is_repeatable=self.tool.listed.may_be_repeated,
+        headers = of_arguments(self.tool.listed, params["arguments"])
+        listener = relay.listener(headers, REQUIRED if self._may_be_task(context) else {})
+        is_repeatable = self.tool.listed.may_be_repeated
+        return await send_request(
+            self.server, held_calls, context, "tools/call", params, listener, is_repeatable
         )
-
-    def _listener(self, relay: Relay, params: Json, context: AnyContext) -> Listener:
-        extensions = REQUIRED if self._may_be_task(context) else {}
-        return relay.listener(of_arguments(self.tool.listed, params["arguments"]), extensions)
 
     def _exchange(self, context: Context, params: Json, may_open: bool) -> Step:
         async def exchange() -> Recorded:
@@ -204,8 +185,6 @@ class ToolCalls(Struct, frozen=True):
                 raise begun
             if begun is not None:
                 return self._outcome(begun, context)
-            if not answers_questions(params):
-                return self._outcome(await self._begin(context, params), context)
             return self._outcome(await self._send(context, params), context)
 
         async def checked_exchange() -> Mapping[str, Any]:
@@ -259,9 +238,31 @@ class ToolCalls(Struct, frozen=True):
         gateway must not become one."""
         return self.has_tasks and may_hand_over(context)
 
-    def _outcome(self, raw: Json | CallOutcome, context: Context) -> Recorded:
+    def _outcome(self, raw: CallOutcome, context: Context) -> Recorded:
         may_be_task = self._may_be_task(context)
         return outcome_from_wire(raw, self.limits, self.config.name, context, may_be_task)
+
+
+async def send_request(
+    server: McpServer,
+    held_calls: HeldCalls | None,
+    context: AnyContext,
+    method: str,
+    params: Json,
+    listener: Listener,
+    is_repeatable: bool,
+) -> CallOutcome:
+    """Send a request; return its result, or with `held_calls`, which send it in a session of the
+    caller, the questions in the session."""
+    full_params, deadline = with_meta(params, context), context.deadline
+    if held_calls is None:
+        return Result(
+            await server.request(
+                method, full_params, listener, deadline, is_repeatable=is_repeatable
+            )
+        )
+    begin = partial(held_calls.begin, context, method, full_params, listener)
+    return await server.limited(begin, deadline, is_repeatable=is_repeatable)
 
 
 async def server_dialogue(
@@ -301,21 +302,20 @@ async def server_dialogue(
 
 
 def outcome_from_wire(
-    raw: Json | CallOutcome,
+    raw: CallOutcome,
     limits: Limits,
     server: str,
     context: Context,
     may_be_task: bool = False,
 ) -> Recorded:
-    """Return a result, or its questions and state. An outcome of a call in a session may have a
-    result.
+    """Return a result, or its questions and state.
 
     Raises:
         UnexpectedAnswer: the gateway or the client does not support a question.
     """
-    if isinstance(raw, McpRefusal | Questions):
+    if not isinstance(raw, Result):
         return raw
-    result = raw.result if isinstance(raw, Result) else raw
+    result = raw.result
     try:
         required = read_input_required(result, limits)
     except BadAnswer as error:
@@ -329,7 +329,7 @@ def outcome_from_wire(
         raise UnexpectedAnswer(
             f"{server} answered with a result of the unknown type {str(kind)[:40]!r}"
         )
-    return Result(result)
+    return raw
 
 
 def _error_text(outcome: Recorded) -> str:

@@ -30,8 +30,8 @@ from roundgate.backends.mcp.calls import (
     outcome_from_wire,
     pages_to_open,
     refuse_for_lack,
+    send_request,
     server_dialogue,
-    with_meta,
 )
 from roundgate.backends.mcp.eras import refuses_to_ask
 from roundgate.backends.mcp.held import CallOutcome, HeldCalls, can_hold
@@ -134,14 +134,8 @@ class ServerRequests(Struct, frozen=True):
         self, context: Context, method: str, params: Json, held_calls: HeldCalls | None
     ) -> Recorded:
         """Send a request; with `held_calls`, in a session of its caller (see `mcp.eras`)."""
-        listener, full = Relay(context, self.server).listener((), {}), with_meta(params, context)
-        deadline = context.deadline
-        raw: Json | CallOutcome
-        if held_calls is None:
-            raw = await self.server.request(method, full, listener, deadline, is_repeatable=True)
-        else:
-            begin = partial(held_calls.begin, context, method, full, listener)
-            raw = await self.server.limited(begin, deadline, is_repeatable=True)
+        listener = Relay(context, self.server).listener((), {})
+        raw = await send_request(self.server, held_calls, context, method, params, listener, True)
         return self._outcome(raw, context)
 
     def _answer(self, context: Context, questions: Questions, answers: Mapping[str, Any]) -> Step:
@@ -159,7 +153,7 @@ class ServerRequests(Struct, frozen=True):
 
         return answer
 
-    def _outcome(self, raw: Json | CallOutcome, context: Context) -> Recorded:
+    def _outcome(self, raw: CallOutcome, context: Context) -> Recorded:
         return outcome_from_wire(raw, self.limits, self.server.name, context)
 
     def _refusal(self, reason: str, text: str, params: Json) -> Exception:
