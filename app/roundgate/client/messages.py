@@ -520,7 +520,6 @@ def _is_session_refused(status: int, answer: Json | None) -> bool:
 
 
 def _no_message(response: HttpResponse, reason: str) -> TryLater | HttpRefused:
-    """Return the error for a response without a JSON-RPC message."""
     status = response.status
     if status not in _TRY_LATER_STATUSES:
         return _refusal(status, reason)

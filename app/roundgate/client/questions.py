@@ -322,7 +322,6 @@ class _ByKey:
 
 
 def _fills(question: Question, values: Json) -> bool:
-    """Return whether each required field of a form has a value or a default."""
     return question.required == [
         name for name in question.required if name in values or name in question.defaults
     ]

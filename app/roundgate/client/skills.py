@@ -101,7 +101,6 @@ class Skill:
 
 
 def _content(uri: str, result: ReadResult) -> bytes:
-    """Return the bytes of the only content of a file."""
     contents = [part for part in result.contents if part.get("uri") == uri]
     if len(contents) == 1 and isinstance(text := contents[0].get("text"), str):
         return text.encode()

@@ -662,7 +662,6 @@ def _put(queue: asyncio.Queue[Json | None], message: Json) -> None:
 
 
 async def _ends(process: Process) -> bool:
-    """Return whether a process ends within `STOP_S` seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(STOP_S):
             await process.wait()

@@ -366,8 +366,6 @@ async def _send_by_user(client: httpx.AsyncClient, request: WireRequest) -> _Use
 
 
 class _UsersResponse:
-    """A response of the user's client."""
-
     def __init__(self, response: httpx.Response, idle: IdleLimit) -> None:
         self.status = response.status_code
         self.headers = response.headers

@@ -18,8 +18,11 @@ from roundgate.replay import WATCH, Run, StepWatch
 from tests.support import lambdas
 from tests.support.asgi import Client, client, gateway, stoppable
 from tests.support.audit import KEY, records
+from tests.support.older_servers import call, replica, said
 from tests.support.rounds import CAPABILITIES, accept, ask, retry
+from tests.support.scripted import scripted
 from tests.support.services import answer, gateway_to, service
+from tests.support.upstreams import Upstream
 
 ran: list[Any] = []
 
@@ -278,3 +281,14 @@ async def test_the_audit_log_has_the_call_before_its_end(tmp_path: Path) -> None
     assert (called["round"], ended["outcome"]) == (1, "ok")
     assert (other["event"], refused["outcome"]) == ("called", "tool_error")
     assert ran == [3]
+
+
+async def test_a_tool_of_an_older_server_that_may_ask_needs_no_engine_unless_it_asks(
+    tmp_path: Path,
+) -> None:
+    async with scripted(Upstream(session="s1")) as server:
+        with counted() as runs:
+            backend = {"kind": "mcp", "name": "up", "url": server.url}
+            async with replica(tmp_path, backend) as app, client(app) as mcp:
+                assert said(await call(mcp, "t")) == "done"
+    assert runs.count == 0

@@ -100,8 +100,6 @@ class _Condition(Struct):
 
 
 class _FollowState(Struct):
-    """The state of `follow`."""
-
     empty_polls: int = 0
     listening: asyncio.Task[None] | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -388,7 +386,6 @@ class McpBackend:
 
     @property
     def _may_ask(self) -> bool:
-        """Return whether an older server may ask during calls."""
         return self._held is not None and self._held.may_ask
 
     @property
@@ -559,7 +556,6 @@ class McpBackend:
             log.warning("tools of a server are left out", extra={"fields": fields})
 
     def _ensure_listening(self) -> None:
-        """Listen for changes that the server reports, unless a task already does."""
         listening = self._state.listening
         if listening is None or listening.done():
             self._state.listening = detached(asyncio.create_task, self._listen())

@@ -134,8 +134,6 @@ def can_hold(context: AnyContext) -> bool:
 
 
 class _Rounds(Struct, frozen=True):
-    """The rounds of one call."""
-
     hidden: HiddenRounds
     principal: Principal
     id: str
@@ -335,11 +333,12 @@ class HeldCalls:
     async def aclose(self) -> None:
         """End the held calls and publish their end; close the sessions."""
         running, expiring = list(self._running.values()), list(self._expiring.values())
-        ends = [held_call.stop() for held_call in running]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                await asyncio.gather(*ends)
-        await cancelled(*expiring, *(held_call.task for held_call in running))
+        for held_call in running:
+            held_call.stop()
+        tasks = [held_call.task for held_call in running if held_call.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_S)
+        await cancelled(*tasks, *expiring)
         await self.sessions.aclose()
 
     def _rounds(self, context: AnyContext, call_id: str | None) -> _Rounds:
@@ -488,7 +487,6 @@ class HeldCall:
         """The number of the next outcome."""
         self._notify = self.listener.on_notification
         self._first: asyncio.Future[CallOutcome] = _make_future()
-        self._ended: asyncio.Future[None] = _make_future()
         listener = replace(
             self.listener, on_request=self._answer_request, on_notification=self._notify_request
         )
@@ -532,10 +530,9 @@ class HeldCall:
         """Send the call's notifications to a request; `None` drops them."""
         self._notify = notify
 
-    def stop(self) -> asyncio.Future[None]:
-        """End the call, because the process ends; return a future for its end."""
+    def stop(self) -> None:
+        """End the call, because the process ends."""
         self._exchange.cancel()
-        return self._ended
 
     # -- the call ----------------------------------------------------------------------------------
 
@@ -570,21 +567,14 @@ class HeldCall:
             self._complete(outcome)
         finally:
             try:
-                await self._close(is_session_returned=is_session_returned)
-            finally:
+                if not (is_session_returned and self._exchange.done()):
+                    await cancelled(self._exchange)
+            finally:  # a second cancellation may come
                 self.calls.forget(self)
-                self._ended.set_result(None)
-
-    async def _close(self, *, is_session_returned: bool) -> None:
-        """Cancel the request, and give its session up, unless it was returned."""
-        try:
-            if not (is_session_returned and self._exchange.done()):
-                await cancelled(self._exchange)
-        finally:  # a second cancellation may come
-            if not is_session_returned and self.begins:
-                await self._leave_session()
-            elif not is_session_returned:
-                await self._return_session(is_clean=False)
+                if not is_session_returned and self.begins:
+                    await self._leave_session()
+                elif not is_session_returned:
+                    await self._return_session(is_clean=False)
 
     async def _return_session(self, *, is_clean: bool) -> None:
         """Keep the session for the next call of the caller if it is clean and this process can hold
@@ -660,7 +650,6 @@ class HeldCall:
             return McpRefusal(FAILED.format(server=self.calls.server))
 
     def _lost_result(self, error: ClientError) -> str:
-        """Return the text for a call whose server cannot be reached, or refuses to continue."""
         if isinstance(error, HttpRefused) and error.status in FORGOTTEN:
             return GONE.format(server=self.calls.server)
         return UNREADABLE.format(server=self.calls.server, fact=error.args[0])
@@ -816,7 +805,6 @@ def _decode(value: bytes) -> CallOutcome:
 
 
 async def _set_log_level(connection: Connection, level: str | None) -> None:
-    """Set the minimum level of log messages, if the server supports it."""
     server = connection.server
     if level is None or server is None or "logging" not in server.capabilities:
         return

@@ -84,8 +84,6 @@ class JobCalls(Struct, frozen=True):
 
 
 class _ToolJob(Struct, frozen=True):
-    """The job of one call (`Job`)."""
-
     calls: JobCalls
     context: Context
     arguments: Mapping[str, Any]
@@ -186,7 +184,6 @@ def _checked_result(raw: Json, tool: str) -> Json:
 
 
 def _value(raw: Json) -> Any:
-    """Return a tool's answer as JSON."""
     if "structuredContent" in raw:
         return raw["structuredContent"]
     text = _text_from_result(raw)
@@ -217,7 +214,6 @@ def _typed(arguments: Json, tool: UsableTool) -> Json:
 
 
 def _wants_decoded(schema: Any) -> bool:
-    """Return whether a schema wants a number or a boolean, and no text."""
     types = schema.get("type") if isinstance(schema, dict) else None
     listed = types if isinstance(types, list) else [types]
     return "string" not in listed and not _DECODED.isdisjoint(listed)

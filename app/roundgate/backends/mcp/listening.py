@@ -190,13 +190,11 @@ class Listening:
 
 
 def _reports(info: ServerInfo) -> bool:
-    """Return whether a server reports changes of single resources."""
     resources = info.capabilities.get("resources")
     return isinstance(resources, dict) and resources.get("subscribe") is True
 
 
 async def _wait_for_first(task: asyncio.Task[Any], event: asyncio.Event) -> None:
-    """Wait until a task is done or an event is set."""
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)

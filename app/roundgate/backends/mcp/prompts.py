@@ -71,7 +71,6 @@ def _getter(name: str, requests: ServerRequests, uris: Uris) -> GetPrompt:
 
 
 def _with_uris(messages: Sequence[Json], uris: Uris) -> list[Json]:
-    """Return the messages with the gateway's URIs in links and embedded resources."""
     return [
         {**message, "content": uris.in_block(message["content"])}
         if isinstance(message.get("content"), dict)

@@ -487,7 +487,6 @@ def _are_capabilities(value: Any) -> bool:
 
 
 def _reports_changes(server: ServerInfo, name: str) -> bool:
-    """Return whether a server reports changes of a list."""
     capability: Any = server.capabilities.get(name)
     return isinstance(capability, dict) and capability.get("listChanged") is True
 
