@@ -122,14 +122,14 @@ SOON_S: Final = 0.1
 """Time limits in seconds below this get a timer at once; others wait until the watch starts."""
 
 
-class Watch(Protocol):
+class Watch:
     """A wait or a block that most often ends before its watch starts."""
 
     def start(self) -> None:
         """Start watching."""
 
     def drain(self, at_ms: float) -> None:
-        """Shorten the time limit of a call to `at_ms`, because the process is about to stop."""
+        """Shorten the time limit to `at_ms`, because the process is about to stop."""
 
 
 class Ticker:

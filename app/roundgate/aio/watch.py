@@ -18,12 +18,12 @@ from contextvars import Context, copy_context
 from types import coroutine
 from typing import Any, Self, TypeVar
 
-from roundgate.clock import SOON_S, Deadline, Ticker, ticker
+from roundgate.clock import SOON_S, Deadline, Ticker, Watch, ticker
 
 T = TypeVar("T")
 
 
-class TaskWatch:
+class TaskWatch(Watch):
     """A context manager that runs `_watch` beside a block that takes longer than most, and may cancel
     the block at a deadline."""
 
@@ -57,7 +57,6 @@ class TaskWatch:
             self._watched.cancel()
 
     def start(self) -> None:
-        """Start watching."""
         if self._deadline is not None and self._timer is None:
             self._start_timer()
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
@@ -90,7 +89,6 @@ class TaskWatch:
         return limit_s
 
     def drain(self, at_ms: float) -> None:
-        """Shorten the limit of the block to `at_ms`."""
         if self._deadline is not None and self._deadline.shorten(at_ms):
             if self._timer is not None:
                 self._timer.cancel()

@@ -66,8 +66,8 @@ _LONGEST_PAUSE_S: Final = 60.0
 """The bounds on the server's `retry` in seconds. Without a pause, a server that ends each stream at
 once would get requests without end."""
 _FAILED_ANSWER_S: Final = 0.25
-"""Seconds for which a request waits for its result after an answer to a question could not be sent:
-a server that has ended the request refuses the answer, and sends the result on another connection."""
+"""Seconds to wait for a result after an answer to a question was refused: the server may have ended
+the request, and sends the result on another connection."""
 _MAX_ANSWERING: Final = 32
 _LONGEST_REQUEST_ID: Final = 256
 _MAX_REQUEST_ID_BITS: Final = 64

@@ -95,10 +95,7 @@ class Program(Struct, frozen=True):
 
     async def start(self, limit: int) -> Process:
         """Start the program in a process group of its own. `limit` bounds a line of its output.
-
-        Raises:
-            ConnectionLost: the program cannot be started.
-        """
+        Raise `ConnectionLost` if the program cannot be started."""
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         try:
             return await asyncio.create_subprocess_exec(
@@ -472,10 +469,7 @@ class StdioLink:
 
     def _take_unreadable(self, error: BadAnswer, beginning: bytes, end: bytes) -> None:
         """Count a line that is not a message. If it is a response, end its request with the error.
-
-        Raises:
-            BadAnswer: more than `MAX_NOISE` consecutive lines are not messages.
-        """
+        Raise `BadAnswer` if more than `MAX_NOISE` consecutive lines are not messages."""
         self._received.skip(str(error))
         request_id = unreadable_response(beginning, end)
         if request_id is not None and (pending := self._pending_of(request_id or None)) is not None:
@@ -523,11 +517,8 @@ class StdioLink:
 
     def _take_request(self, message: Json) -> None:
         """Answer a request of an older server in the background, because the answer may need a
-        person. Newer revisions forbid such requests, so ignore them.
-
-        Raises:
-            BadAnswer: the server has too many open requests.
-        """
+        person. Newer revisions forbid such requests, so ignore them. Raise `BadAnswer` if the server
+        has too many open requests."""
         if self.version is not None and is_modern(self.version):
             return
         if len(self._answering) >= MAX_ANSWERING:

@@ -28,8 +28,6 @@ MAX_HEAD_BYTES: Final = 131_072
 the limit for the trailers, and for the data between two parts of a body."""
 _MAX_UNREAD: Final = 131_072
 """The number of unread bytes at which a connection stops to receive."""
-_MAX_UNSENT: Final = 65_536
-"""The number of bytes up to which a body is copied, to be sent together with its head."""
 _REST_S: Final = 0.25
 """Seconds for the rest of an answer that nobody needs, after which its connection closes."""
 _NEXT_ADDRESS_S: Final = 0.25
@@ -106,16 +104,13 @@ class HttpConnection(asyncio.Protocol):
             httpx.ConnectError: the connection is closed; nothing of the request has been sent.
             httpx.WriteTimeout: the service did not receive the request in time.
         """
-        head, body = _head(request), request.body
+        head = _head(request)
         if self.is_closed:  # since it was opened
             raise httpx.ConnectError("the service closed the connection before the request")
         answer = HttpAnswer(self, request.idle, has_body=request.method != "HEAD")
         self._answer = answer
-        if len(body) > _MAX_UNSENT:
-            self._transport.write(head)
-            head = b""
         if not self._transport.is_closing():
-            self._transport.write(head + body)
+            self._transport.writelines((head, request.body))
         if not self._may_write.is_set() and not self._is_paused:
             await self._drain(request.write_s)
         return answer
@@ -421,11 +416,8 @@ class HttpAnswer(httpx.AsyncByteStream):
 
 
 def _head(request: WireRequest) -> bytes:
-    """Return the head of a request.
-
-    Raises:
-        httpx.LocalProtocolError: a part of the head has a forbidden character.
-    """
+    """Return the head of a request. Raise `httpx.LocalProtocolError` if a part of it has a forbidden
+    character."""
     lines = [f"{request.method} {request.target} HTTP/1.1"]
     lines.append(f"Host: {request.authority}")
     if request.body or request.method in _WITH_CONTENT:

@@ -208,11 +208,8 @@ class PooledTransport(httpx.AsyncBaseTransport):
 
 
 def read_url(url: str) -> tuple[Origin, str]:
-    """Return the origin of an absolute URL, and its path and query, percent-encoded.
-
-    Raises:
-        httpx.InvalidURL, httpx.UnsupportedProtocol: the URL is invalid, or of another scheme.
-    """
+    """Return the origin of an absolute URL, and its path and query, percent-encoded. Raise
+    `httpx.InvalidURL` or `httpx.UnsupportedProtocol` if the URL is invalid, or of another scheme."""
     parsed = httpx.URL(url)
     return _origin(parsed), parsed.raw_path.decode("ascii")
 
@@ -224,11 +221,7 @@ def _origin(url: httpx.URL) -> Origin:
 
 def redirect(request: WireRequest, status: int, location: str) -> None:
     """Change a request into the one that follows a redirect, with the method that browsers and
-    httpx choose.
-
-    Raises:
-        httpx.InvalidURL, UnicodeError: the new URL is invalid.
-    """
+    httpx choose. Raise `httpx.InvalidURL` or `UnicodeError` if the new URL is invalid."""
     url = httpx.URL(request.url).join(location)
     if not url.host:
         url = url.copy_with(host=request.origin[1])

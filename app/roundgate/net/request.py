@@ -9,14 +9,14 @@ from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from roundgate.clock import SOON_S, Ticker, ticker
+from roundgate.clock import SOON_S, Ticker, Watch, ticker
 
 Origin: TypeAlias = tuple[str, str, int]
 """The scheme, host and port of a URL."""
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
-class IdleLimit:
+class IdleLimit(Watch):
     """The limit on each wait for data of one answer. It can be suspended."""
 
     def __init__(self, limit_s: float) -> None:
@@ -66,12 +66,8 @@ class IdleLimit:
             self._timer = None
 
     def start(self) -> None:
-        """Start the timer of a wait that takes longer than most."""
         if self._expire is not None:
             self._timer = asyncio.get_running_loop().call_at(self._ends_s, self._expire)
-
-    def drain(self, at_ms: float) -> None:
-        """Do nothing: the call's own limit ends the wait."""
 
 
 class WireRequest(Struct):

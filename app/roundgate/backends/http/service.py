@@ -294,11 +294,7 @@ def no_answer(
     """Return the error for a request without an answer. Its message contains no addresses, headers
     or bodies.
 
-    Args:
-        error: the exception from asyncio or httpx.
-        what: a description of the request.
-        timeout_s: seconds for the whole request.
-        phases: seconds for its parts.
+    `timeout_s` limits the whole request, `phases` its parts.
     """
     import httpx
 

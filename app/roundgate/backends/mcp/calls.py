@@ -308,11 +308,8 @@ def outcome_from_wire(
     context: Context,
     may_be_task: bool = False,
 ) -> Recorded:
-    """Return a result, or its questions and state.
-
-    Raises:
-        UnexpectedAnswer: the gateway or the client does not support a question.
-    """
+    """Return a result, or its questions and state. Raise UnexpectedAnswer if the gateway or the
+    client does not support a question."""
     if not isinstance(raw, Result):
         return raw
     result = raw.result
@@ -372,11 +369,8 @@ def pages_to_open(error: BackendError, context: Context) -> Json:
 
 
 def _questions_from_wire(required: AskingResult, server: str, context: Context) -> Questions:
-    """Return a server's questions and state.
-
-    Raises:
-        UnexpectedAnswer: the gateway or the client does not support a question.
-    """
+    """Return a server's questions and state. Raise UnexpectedAnswer if the gateway or the client does
+    not support a question."""
     for key, request in required.requests.items():
         try:
             check_request(request)

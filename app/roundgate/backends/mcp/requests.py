@@ -184,11 +184,7 @@ class ServerRequests(Struct, frozen=True):
 
 
 def _completion(raw: Json, server: str) -> Completion:
-    """Return a server's suggestions.
-
-    Raises:
-        UnexpectedAnswer: the server's answer has no suggestions.
-    """
+    """Return a server's suggestions. Raise UnexpectedAnswer if its answer has none."""
     completion: Any = raw.get("completion")
     values = completion.get("values") if isinstance(completion, dict) else None
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):

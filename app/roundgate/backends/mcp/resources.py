@@ -138,11 +138,8 @@ async def _read(
 
 
 def _contents(raw: Json, uris: Uris, server: str) -> ResourceContents:
-    """Return contents under the gateway's URI, otherwise unchanged.
-
-    Raises:
-        UnexpectedAnswer: the contents have no URI, or neither text nor base64.
-    """
+    """Return contents under the gateway's URI, otherwise unchanged. Raise UnexpectedAnswer if they
+    have no URI, or neither text nor base64."""
     uri, text, blob, meta = (raw.get(name) for name in ("uri", "text", "blob", "_meta"))
     kind = raw.get("mimeType")
     passed_meta = own_meta(meta) or None if isinstance(meta, dict) else None

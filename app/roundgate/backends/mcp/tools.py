@@ -78,11 +78,8 @@ def usable_tools(
 
 
 def _usable(raw: Json, *, check_arguments: bool) -> UsableTool:
-    """Return the tool that a listed definition describes.
-
-    Raises:
-        ValueError, BadAnswer: clients would refuse the definition.
-    """
+    """Return the tool that a listed definition describes. Raise ValueError or BadAnswer if clients
+    would refuse the definition."""
     raw = without_nulls(raw)
     name, schema = raw.get("name"), raw.get("inputSchema")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
