@@ -122,7 +122,7 @@ SOON_S: Final = 0.1
 """Time limits in seconds below this get a timer at once; others wait until the watch starts."""
 
 
-class Watch:
+class TickedWatch:
     """A wait or a block that most often ends before its watch starts."""
 
     def start(self) -> None:
@@ -140,20 +140,20 @@ class Ticker:
     process is about to stop; `None` before."""
 
     def __init__(self) -> None:
-        self._new: dict[Watch, None] = {}
-        self._old: dict[Watch, None] = {}
-        self._due: dict[Watch, None] = {}
-        self._started: dict[Watch, None] = {}
+        self._new: dict[TickedWatch, None] = {}
+        self._old: dict[TickedWatch, None] = {}
+        self._due: dict[TickedWatch, None] = {}
+        self._started: dict[TickedWatch, None] = {}
         self._is_ticking = False
 
-    def add(self, watch: Watch) -> None:
+    def add(self, watch: TickedWatch) -> None:
         """Start a watch after one to two ticks, unless it is discarded before."""
         self._new[watch] = None
         if not self._is_ticking:
             self._is_ticking = True
             asyncio.get_running_loop().call_later(TICK_S, self._tick)
 
-    def discard(self, watch: Watch) -> None:
+    def discard(self, watch: TickedWatch) -> None:
         """Forget a watch. It may have started."""
         if watch in self._new:
             del self._new[watch]

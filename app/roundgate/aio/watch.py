@@ -18,12 +18,12 @@ from contextvars import Context, copy_context
 from types import coroutine
 from typing import Any, Self, TypeVar
 
-from roundgate.clock import SOON_S, Deadline, Ticker, Watch, ticker
+from roundgate.clock import SOON_S, Deadline, TickedWatch, Ticker, ticker
 
 T = TypeVar("T")
 
 
-class TaskWatch(Watch):
+class TaskWatch(TickedWatch):
     """A context manager that runs `_watch` beside a block that takes longer than most, and may cancel
     the block at a deadline."""
 

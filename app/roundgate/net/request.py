@@ -9,14 +9,14 @@ from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from roundgate.clock import SOON_S, Ticker, Watch, ticker
+from roundgate.clock import SOON_S, TickedWatch, Ticker, ticker
 
 Origin: TypeAlias = tuple[str, str, int]
 """The scheme, host and port of a URL."""
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
-class IdleLimit(Watch):
+class IdleLimit(TickedWatch):
     """The limit on each wait for data of one answer. It can be suspended."""
 
     def __init__(self, limit_s: float) -> None:
