@@ -35,9 +35,6 @@ _POLLS: Final = frozenset({"tasks/get", "tasks/result", "subscriptions/listen"})
 """The methods that clients repeat while a task runs, which would drop all other events."""
 _RUNS: Final = frozenset({"tools/call", "prompts/get", "resources/read"})
 """The methods whose requests are rounds."""
-PAUSED: Final = "requests to a host are paused"
-RESUMED: Final = "requests to a host are resumed"
-"""The messages of a circuit breaker."""
 _OF_HANDLERS: Final = "roundgate.handler"
 """The logger of handlers, whose messages may have values."""
 MEMBERS: Final = (
@@ -194,21 +191,6 @@ class RecentEvents(logging.Handler):
             return [dict(cells) for cells in self._activity.slots(span, now_ms)]
         finally:
             self.release()
-
-    def paused(self) -> dict[str, list[str]]:
-        """Return the hosts to which no requests are sent after failures, each with the reason, by
-        the name of their back end."""
-        last: dict[tuple[str, str], str] = {}
-        for event in self.all():
-            host = str(event.facts.get("backend")), str(event.facts.get("host"))
-            if event.message == PAUSED:
-                last[host] = f"requests to {host[1]} are paused: {event.facts.get('error')}"
-            elif event.message == RESUMED:
-                last.pop(host, None)
-        reasons: dict[str, list[str]] = {}
-        for (backend, _), reason in last.items():
-            reasons.setdefault(backend, []).append(reason)
-        return reasons
 
     def of_call(self, call: str) -> Sequence[RecentEvent]:
         """Return the last events of a call, and of all its tasks: a retried task has a successor."""

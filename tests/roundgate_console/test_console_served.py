@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 
 import httpx
 
 from tests.support.asgi import STATE_KEY
+from tests.support.console import csrf_of
 from tests.support.server import Server, running
+from tests.support.services import answer, service
 
 SOURCE = """
 from roundgate import tool
@@ -51,3 +55,41 @@ def test_the_link_in_the_log_signs_in_at_every_process(tmp_path: Path) -> None:
                 assert "hello" in browser.get(f"{server.url}/console/tools").text
             assert httpx.get(f"{server.url}/console", timeout=60).status_code == 303
         assert "token=" not in "".join(str(line) for line in server.lines() if "request" in line)
+
+
+async def test_a_reload_with_another_host_forgets_the_pause_of_the_old_one(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.yaml"
+    read = {"name": "read", "description": "Reads.", "method": "GET", "path": "/"}
+
+    def write(base_url: str) -> None:
+        api = {"kind": "http", "name": "api", "prefix": "", "base_url": base_url, "tools": [read]}
+        value = {"console": {}, "backends": [{**api, "breaker": {"failures": 1}}]}
+        config.write_text(json.dumps(value))
+
+    async with service(answer(status="503 Service Unavailable")) as old, service(answer()) as new:
+        write(old.url)
+        environment = {
+            "GATEWAY_STATE_KEYS": STATE_KEY,
+            "GATEWAY_STORE": f"sqlite:///{tmp_path}/store.sqlite3",
+            "GATEWAY_LOG_FORMAT": "json",
+        }
+        with running(config, environment) as server:
+            async with httpx.AsyncClient(base_url=f"{server.url}/console", timeout=60) as browser:
+
+                async def call() -> list[str]:
+                    """Call the tool; return the problems of its back end."""
+                    page = (await browser.get("/tools/read")).text
+                    form = {"csrf_token": csrf_of(page)}
+                    headers = {"origin": server.url}
+                    await browser.post("/tools/read/call", data=form, headers=headers)
+                    (backend,) = (await browser.get("/api/overview")).json()["backends"]
+                    problems: list[str] = backend["problems"]
+                    return problems
+
+                await browser.get(links_of(server)[0])
+                host = old.url.removeprefix("http://")
+                assert await call() == [f"requests to {host} are paused: it answered 503"]
+                write(new.url)
+                server.process.send_signal(signal.SIGHUP)
+                server.logged(msg=f"reloaded {config}")
+                assert await call() == []

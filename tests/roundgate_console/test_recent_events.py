@@ -15,14 +15,11 @@ from roundgate_console.recent import (
     MAX_EVENTS,
     MAX_LIST,
     MAX_TEXT,
-    PAUSED,
-    RESUMED,
     RecentEvent,
     RecentEvents,
     recent_calls,
 )
 from tests.support import root_logger
-from tests.support.said import logged
 
 
 def record(
@@ -171,12 +168,3 @@ def test_the_end_of_an_observation_leaves_the_log_as_it_was(log: Lines) -> None:
     before = logger.level, list(logger.handlers), list(log.filters)
     observe(ring)()
     assert (logger.level, logger.handlers, log.filters) == before
-
-
-def test_a_pause_ends_when_requests_are_resumed() -> None:
-    ring = RecentEvents()
-    lines = (PAUSED, "a"), (PAUSED, "b"), (RESUMED, "a"), (RESUMED, "c")
-    for message, host in lines:
-        ring.handle(record(message, call="C", backend="api", host=host, error="it answered 503"))
-    assert ring.paused() == {"api": ["requests to b are paused: it answered 503"]}
-    assert {PAUSED, RESUMED} <= {said.template for said in logged()}

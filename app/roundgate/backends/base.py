@@ -311,6 +311,14 @@ class LiveBackend(Protocol):
         same content as then."""
 
 
+@runtime_checkable
+class PausingBackend(Protocol):
+    """A back end that sends no requests to a host that fails."""
+
+    def pauses(self) -> Sequence[str]:
+        """Return a sentence for each host to which requests are paused now, with the reason."""
+
+
 class NamedBackend(Backend, Protocol):
     """A back end under the name that gateway.yaml gives it."""
 

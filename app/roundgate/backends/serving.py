@@ -30,6 +30,7 @@ from roundgate.backends.base import (
     LiveBackend,
     NamedBackend,
     Offering,
+    PausingBackend,
     Prompt,
     Resource,
     ServerState,
@@ -90,6 +91,13 @@ class Snapshot:
             for backend in self.backends
             if isinstance(backend, ConfiguredBackend) and backend.limiters is not None
             for name, use in backend.limiters.uses().items()
+        }
+
+    def pauses(self) -> dict[str, Sequence[str]]:
+        """Return the pauses of requests to failing hosts, by the name of their back end."""
+        cores = {backend.name: core_of(backend) for backend in self.backends}
+        return {
+            name: core.pauses() for name, core in cores.items() if isinstance(core, PausingBackend)
         }
 
     def use(self) -> AbstractContextManager[Catalog]:

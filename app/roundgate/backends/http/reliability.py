@@ -13,7 +13,7 @@ was made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from email.utils import parsedate_to_datetime
 from math import ceil
 from typing import Final, Protocol, TypeVar
@@ -64,6 +64,10 @@ class Attempts:
         self._breaker = (
             None if config.breaker is None else Breaker(config.breaker, config.name, host, clock)
         )
+
+    def pause(self) -> str | None:
+        """Return `Breaker.pause`, or `None` without a breaker."""
+        return None if self._breaker is None else self._breaker.pause()
 
     async def send(
         self,
@@ -175,6 +179,15 @@ class Breaker:
         self._period = 0
         """A counter that increases whenever the breaker opens or closes."""
 
+    def pause(self) -> str | None:
+        """Return a sentence about the host with the reason while the breaker is open or half open;
+        `None` while it is closed."""
+        if self._retry_ms is None:
+            return None
+        is_open = self._retry_ms > self._clock.monotonic_ms()
+        state = "are paused" if is_open else "are tried again, one at a time"
+        return f"requests to {self._host} {state}: {self._reason}"
+
     def check(self) -> None:
         """Raise BackendError while the breaker is open, or half open with a request under way. The
         error states the reason and when to retry."""
@@ -243,6 +256,11 @@ class Breaker:
         self._is_tried = False
         is_open = retry_ms is not None
         Metrics().circuit(self._backend, self._host, is_open=is_open)
+
+
+def pauses(senders: Iterable[Attempts]) -> list[str]:
+    """Return the sentences of the hosts whose breaker is open or half open."""
+    return [pause for sender in senders if (pause := sender.pause()) is not None]
 
 
 def host_attempts(

@@ -61,8 +61,8 @@ class Service:
         base_url: str,
         access: ServiceAccess,
         redacted: AnswerRedactor,
-        certificates: Certificates | None = None,
-        hosts: dict[str, Attempts] | None = None,
+        certificates: Certificates | None,
+        hosts: dict[str, Attempts],
     ) -> None:
         """Store the settings; open no connection yet.
 
@@ -86,8 +86,7 @@ class Service:
         self._transport: PooledTransport | None = None
         self._redacted = redacted
         self._certificates = certificates
-        known = {} if hosts is None else hosts
-        self._attempts = host_attempts(config, base_url, known)
+        self._attempts = host_attempts(config, base_url, hosts)
 
     async def aclose(self) -> None:
         """Close the pooled connections."""

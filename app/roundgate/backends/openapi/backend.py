@@ -97,6 +97,13 @@ class OpenApiBackend:
             absent=frozenset(absent),
         )
 
+    def pauses(self) -> list[str]:
+        if not self._attempts:
+            return []
+        from roundgate.backends.http.reliability import pauses
+
+        return pauses(self._attempts.values())
+
     async def aclose(self) -> None:
         """Close the pooled connections."""
         for service in self._services.values():

@@ -269,11 +269,14 @@ async def test_a_breaker_leaves_a_server_alone() -> None:
     upstream = Upstream(lambda asked: http(503))
     async with (
         scripted(upstream) as server,
-        gateway_of(entry(server, breaker={"failures": 2, "pause_s": 60})) as mcp,
+        app_of(entry(server, breaker={"failures": 2, "pause_s": 60})) as app,
+        client_of(app) as mcp,
     ):
         for _ in range(3):
             words = said(await mcp.call("up__t"))
         assert "is paused" in words
+        (pause,) = app.state.core.serving.now.pauses()["up"]
+        assert "are paused: it answered 503" in pause
         assert server.methods().count("tools/call") == 2
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.roundgate.backends.test_http_tls import serving
+from tests.support.asgi import built, client
 from tests.support.authority import Authority
 from tests.support.openapi import document, file_of, gateway_of, operation
 from tests.support.services import answer, service
@@ -60,6 +61,33 @@ async def test_operations_of_several_services_at_one_host_share_its_breaker(tmp_
             assert "is paused" in await gate.text("op")
             assert "is paused" in await gate.text("other")
     assert len(told.requests) == 2
+
+
+async def test_a_snapshot_tells_the_pause_of_each_host(tmp_path: Path) -> None:
+    away = answer(b"{}", "503 No")
+    async with service(away) as one, service(away) as other, service() as good:
+        urls = {"one": one.url, "other": other.url, "good": good.url}
+        paths = {
+            f"/{name}": {
+                "get": {"operationId": name, "responses": {}, "servers": [{"url": url}]},
+            }
+            for name, url in urls.items()
+        }
+        file = file_of(
+            tmp_path, document(paths), breaker={"failures": 1}, origins=list(urls.values())
+        )
+        app = built(file)
+        async with app.router.lifespan_context(app), client(app) as gate:
+            snapshot = app.state.core.serving.now
+            assert [*snapshot.pauses().values()] == [[]]
+            for name in urls:
+                await gate.call(name)
+            ((name, pauses),) = snapshot.pauses().items()
+    assert name == file.config.backends[0].name
+    assert pauses == [
+        f"requests to {each.url.removeprefix('http://')} are paused: it answered 503"
+        for each in (one, other)
+    ]
 
 
 async def test_a_hint_says_that_an_operation_may_be_sent_again(tmp_path: Path) -> None:
