@@ -18,14 +18,7 @@ from roundgate.clock import iso
 from roundgate.observability import observe
 from roundgate.operators.continuing import steps_done
 from roundgate.storage import TaskRef
-from roundgate_console.charts import (
-    CALLS_S,
-    MomentView,
-    histogram,
-    moment_views,
-    picture,
-    updates_left,
-)
+from roundgate_console.charts import CALLS_S, MomentView, histogram, moment_views, picture
 from roundgate_console.frame import Console, ConsolePage, Page, PageError
 from roundgate_console.recent import RecentCall, equal_calls, recent_calls
 from roundgate_console.timeline import TimelineItem, make_timeline, tone_of
@@ -58,14 +51,14 @@ class CallFilters(BaseModel):
         defaults = CallFilters().model_dump()
         return urlencode({name: v for name, v in members.items() if v != defaults.get(name, "")})
 
-    def matches(self, call: RecentCall, backend: str) -> bool:
-        """Return whether a call of a back end matches."""
+    def matches(self, call: RecentCall) -> bool:
+        """Return whether a call matches."""
         texts = (call.id, call.tool, call.subject, call.outcome, call.reason)
         sought = self.text.strip().casefold()[:MAX_TEXT]
         return (
             any(sought in text.casefold() for text in texts)
             and self.tone in ("", tone_of(call.outcome).value)
-            and self.backend in ("", backend)
+            and self.backend in ("", call.backend)
         )
 
 
@@ -74,7 +67,7 @@ class CallRow(BaseModel):
 
     call: str = Field(description="Its id in the log; of equal calls, the id of the last one.")
     tool: str = Field(description="The tool, prompt or resource.")
-    backend: str = Field(description="The back end of the tool; empty if it is unknown.")
+    backend: str = Field(description="Its back end; empty if it is unknown.")
     began: str
     ms: float = Field(description="From its first event to its last; of equal calls, the longest.")
     rounds: int = Field(description="The rounds that this process served.")
@@ -102,12 +95,12 @@ class CallDetails(BaseModel):
     moments: list[MomentView]
 
 
-def _row(calls: Sequence[RecentCall], backend: str) -> CallRow:
+def _row(calls: Sequence[RecentCall]) -> CallRow:
     call = calls[0]
     return CallRow(
         call=call.id,
         tool=call.tool,
-        backend=backend,
+        backend=call.backend,
         began=iso(int(call.began_ms)),
         ms=round(max(each.took_ms for each in calls), 2),
         rounds=call.rounds,
@@ -148,7 +141,7 @@ def make_router(console: Console) -> APIRouter:
 
     @router.get("/calls", include_in_schema=False)
     async def list_page(request: Request, filters: Annotated[CallFilters, Query()]) -> HTMLResponse:
-        groups, left = await _find(console, filters), updates_left(request.query_params) - 1
+        groups = await _find(console, filters)
         return console.page(
             request,
             "calls.html",
@@ -156,8 +149,7 @@ def make_router(console: Console) -> APIRouter:
             pages=ceil(len(groups) / PER_PAGE),
             filters=filters,
             tones=TONES,
-            left=left,
-            query=filters.query(page=filters.page, left=left),
+            query=filters.query(page=filters.page),
             durations=histogram([call.took_ms / 1000 for each in groups for call in each], CALLS_S),
             process=console.process,
         )
@@ -172,9 +164,8 @@ def make_router(console: Console) -> APIRouter:
             "call.html",
             status=200 if moments else 404,
             call=call[:MAX_TEXT],
-            row=_row(summaries, console.backend_of(summaries[0].tool)) if summaries else None,
+            row=_row(summaries) if summaries else None,
             task=task,
-            left=updates_left(request.query_params) - 1 if moments else -1,
             moments=moment_views(moments),
             picture=picture(moments, console.clock.now_ms()),
             process=console.process,
@@ -186,7 +177,7 @@ def make_router(console: Console) -> APIRouter:
 async def _find(console: Console, filters: CallFilters) -> list[list[RecentCall]]:
     """Return the calls that match, each group of equal neighbours as one."""
     recent = await asyncio.to_thread(recent_calls, console.recent.all())  # some 30 ms of work
-    calls = [call for call in recent if filters.matches(call, console.backend_of(call.tool))]
+    calls = [call for call in recent if filters.matches(call)]
     if filters.order == "slowest":
         calls.sort(key=lambda call: call.took_ms, reverse=True)
     is_grouped = not (filters.each or filters.order)
@@ -195,8 +186,9 @@ async def _find(console: Console, filters: CallFilters) -> list[list[RecentCall]
 
 def _page(console: Console, groups: Sequence[Sequence[RecentCall]], page: int) -> CallList:
     shown = groups[(page - 1) * PER_PAGE : page * PER_PAGE]
-    rows = [_row(group, console.backend_of(group[0].tool)) for group in shown]
-    return CallList(calls=rows, total=len(groups), dropped=console.recent.dropped)
+    return CallList(
+        calls=[_row(group) for group in shown], total=len(groups), dropped=console.recent.dropped
+    )
 
 
 async def _timeline(console: Console, call: str) -> tuple[list[TimelineItem], str | None]:

@@ -4,7 +4,7 @@ pictures as SVG, with classes of the style sheet."""
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -14,9 +14,6 @@ from pydantic import BaseModel, Field
 from roundgate.clock import iso
 from roundgate_console.timeline import TimelineItem
 
-WATCHES: Final = 200
-"""The number of times that a page updates itself before it stops, so that a forgotten page does not
-read the store for ever."""
 MAX_MOMENTS: Final = 1_000
 """The limit on the moments of a page: it shows the last ones."""
 MAX_TICKS: Final = 5
@@ -163,9 +160,3 @@ def moment_views(moments: Iterable[TimelineItem]) -> list[MomentView]:
         )
         for moment in list(moments)[-MAX_MOMENTS:]
     ]
-
-
-def updates_left(query: Mapping[str, str]) -> int:
-    """Return how often a page may still update itself, from `left` in its address."""
-    text = query.get("left", "")
-    return min(int(text), WATCHES) if text.isdecimal() and len(text) < 10 else WATCHES

@@ -10,8 +10,9 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 from urllib.parse import quote
@@ -25,6 +26,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Lifespan, Scope
 
 from roundgate.auth import Principal, Verifier
+from roundgate.backends import Prompt, Resource, ServedTool
 from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import Inside, InsufficientScope, InternalError, Unavailable
@@ -50,6 +52,9 @@ STATIC: Final = {
 """The files that pages load, with their media types. htmx is from npm (`htmx.org`)."""
 Page: TypeAlias = Annotated[int, Query(ge=1, le=10_000)]
 """The number of a page of a list, in an address."""
+UPDATES: Final = 200
+"""The number of times that a page updates itself before it stops, so that a forgotten page does not
+read the store for ever."""
 OPERATOR: Final = "roundgate.operator"
 FORM: Final = "roundgate.form"
 """The members of the ASGI scope that `ConsoleAccess` sets."""
@@ -88,7 +93,7 @@ class ConsolePage:
     place: int = 100
     """Its place in the navigation; pages of the same place are sorted by their labels."""
     templates: Path | None = None
-    """The folder of its templates, unless they are the console's own."""
+    """The folder of its own templates, which come before the console's."""
 
 
 @dataclass
@@ -112,8 +117,10 @@ class Console:
     """Returns the MCP endpoints for one caller, without authentication."""
     process: str = f"process {os.getpid()} on {platform.node()}"
     """The name of this process."""
-    pages: Sequence[ConsolePage] = ()
+    pages: list[ConsolePage] = field(default_factory=list)
     """The pages, in the order of the navigation."""
+    left_out: list[str] = field(default_factory=list)
+    """The pages that cannot be served, each with the reason."""
 
     def __post_init__(self) -> None:
         self.core: Core = self.replica.core
@@ -123,9 +130,7 @@ class Console:
             name: hashlib.sha256(content).hexdigest()[:8] for name, content in self.static.items()
         }
         self._templates = Environment(
-            loader=FileSystemLoader(
-                [HERE / "templates", *(page.templates for page in self.pages if page.templates)]
-            ),
+            loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -141,6 +146,14 @@ class Console:
             tojson_text=lambda value: json.dumps(value, ensure_ascii=False, default=str),
             segment=lambda text: quote(text, safe=""),
         )
+
+    def of_page(self, page: ConsolePage) -> Console:
+        """Return this console for one page, whose own templates come before the console's."""
+        console = copy(self)
+        if page.templates is not None:
+            loader = FileSystemLoader([page.templates, HERE / "templates"])
+            console._templates = self._templates.overlay(loader=loader)
+        return console
 
     def tell_link(self, origin: str) -> None:
         """Write a link that starts one session to the log. `origin` is the gateway's, for a browser on
@@ -178,11 +191,20 @@ class Console:
         if scope is not None and scope not in principal.scopes:
             raise InsufficientScope("the console", [scope])
 
-    def backend_of(self, tool: str) -> str:
-        """Return the name of the back end of a tool; empty if there is no such tool."""
+    def backend_of(self, method: str, name: str) -> str:
+        """Return the name of the back end of a prompt or resource that a method names, or of a tool
+        for any other method; empty if there is none."""
         catalog = self.core.serving.catalog
         for each in (catalog, *catalog.views.values()):
-            if (served := each.tools.get(tool)) is not None:
+            served: ServedTool | Prompt | Resource | None
+            match method:
+                case "prompts/get":
+                    served = each.prompts.get(name)
+                case "resources/read":
+                    served = each.find_resource(name)
+                case _:
+                    served = each.tools.get(name)
+            if served is not None:
                 return served.backend
         return ""
 
@@ -255,7 +277,8 @@ class Console:
     ) -> HTMLResponse:
         """Return a page. Templates also get `operator`, `url(path)`, `static(name)`, `entries`,
         `here` (the path of this page), `layout` (to extend: the frame, or nothing for a part that
-        htmx loads), `server` and `shows_values`."""
+        htmx loads), `left` (how often the page may still update itself), `server` and
+        `shows_values`."""
         scope, operator = request.scope, request.scope.get(OPERATOR)
         text = self._templates.get_template(template).render(
             operator=operator,
@@ -265,6 +288,7 @@ class Console:
             entries={page.path: page.label for page in self.pages},
             here=self.path_of(scope),
             layout="part.html" if "hx-request" in request.headers else "base.html",
+            left=_updates_left(request),
             server=self.config.server,
             shows_values=self.shows_values,
             **values,
@@ -286,6 +310,12 @@ class Console:
 def is_api(path: str) -> bool:
     """Return whether a path below the console's own is a path operation, which answers JSON."""
     return path.startswith("/api/")
+
+
+def _updates_left(request: Request) -> int:
+    """Return how often a page may still update itself, from `left` in its address."""
+    text = request.query_params.get("left", "")
+    return min(int(text), UPDATES) if text.isdecimal() and len(text) < 10 else UPDATES
 
 
 def _exact(at: str) -> str:

@@ -23,7 +23,7 @@ from roundgate.operators.finding import survey
 from roundgate.settings import CallLimits
 from roundgate.version import VERSION
 from roundgate_console.activity import DAY, HOUR, Cell, Span, total
-from roundgate_console.charts import Column, columns, took, updates_left
+from roundgate_console.charts import Column, columns, took
 from roundgate_console.frame import Console, ConsolePage
 from roundgate_console.replicas import ReplicaReport, Replicas
 from roundgate_console.tasks import NEEDS, TaskRow
@@ -121,7 +121,7 @@ class Overview(BaseModel):
     audit: str = Field(description="The destination of the audit log, or `off`.")
     endpoints: list[EndpointSummary]
     backends: list[BackendSummary]
-    left_out: list[str] = Field(description="Parts of back ends that are not served.")
+    left_out: list[str] = Field(description="Parts of back ends, and pages, that are not served.")
 
 
 def make_router(console: Console) -> APIRouter:
@@ -165,7 +165,7 @@ def make_router(console: Console) -> APIRouter:
 
     @router.get("", include_in_schema=False)
     async def page(request: Request) -> HTMLResponse:
-        overview, left = await read_overview(), updates_left(request.query_params) - 1
+        overview = await read_overview()
         return console.page(
             request,
             "overview.html",
@@ -175,7 +175,6 @@ def make_router(console: Console) -> APIRouter:
                 work.span: _columns(span, work.slots)
                 for span, work in zip((HOUR, DAY), overview.work, strict=True)
             },
-            left=left,
         )
 
     return router
@@ -208,7 +207,10 @@ def _state(console: Console, now_ms: int) -> dict[str, Any]:
             for path, view, part in views
         ],
         "backends": _backends(console, health, now_ms),
-        "left_out": [f"{problem.path}: {problem.message}" for problem in catalog.left_out],
+        "left_out": [
+            *(f"{problem.path}: {problem.message}" for problem in catalog.left_out),
+            *console.left_out,
+        ],
     }
 
 

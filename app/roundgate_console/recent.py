@@ -11,7 +11,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -71,6 +71,8 @@ class RecentEvent:
     tool: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Members of the line, as `MEMBERS` names them."""
+    backend: str = ""
+    """The back end of the tool, prompt or resource; empty if it is unknown."""
 
     @property
     def took_ms(self) -> float:
@@ -140,14 +142,15 @@ class RecentEvents(logging.Handler):
     Args:
         max_events: the limit on the number of events.
         max_bytes: the limit on their estimated size.
-        backend_of: returns the back end of a tool; empty if there is no such tool.
+        backend_of: returns the back end of the tool, prompt or resource that a request with this
+            method names; empty if there is none.
     """
 
     def __init__(
         self,
         max_events: int = MAX_EVENTS,
         max_bytes: int = MAX_BYTES,
-        backend_of: Callable[[str], str] = str,
+        backend_of: Callable[[str, str], str] = lambda method, name: "",
     ) -> None:
         super().__init__()
         self._backend_of = backend_of
@@ -164,10 +167,11 @@ class RecentEvents(logging.Handler):
         event = event_from_record(record)
         if event is None:
             return
+        method, outcome = (str(event.facts.get(name, "")) for name in ("method", "outcome"))
+        event = replace(event, backend=self._backend_of(method, event.name))
         self._keep(event)
         if event.is_run:
-            backend, outcome = self._backend_of(event.name), str(event.facts.get("outcome", ""))
-            self._activity.add(backend, outcome, event.took_ms, event.at_ms)
+            self._activity.add(event.backend, outcome, event.took_ms, event.at_ms)
 
     def _keep(self, event: RecentEvent) -> None:
         self._events.append(event)
@@ -228,6 +232,8 @@ class RecentCall:
     task: str | None
     reason: str = ""
     """The reason of its last failure, as the log has it."""
+    backend: str = ""
+    """The back end of its tool, prompt or resource; empty if it is unknown."""
 
     @property
     def took_ms(self) -> float:
@@ -263,6 +269,7 @@ def _with(call: RecentCall | None, event: RecentEvent, call_id: str) -> RecentCa
         subject=str(facts.get("subject", before.subject)),
         task=event.task or before.task,
         reason=str(facts.get("reason") or facts.get("error") or "") if ends_part else before.reason,
+        backend=event.backend or before.backend,
     )
 
 

@@ -4,12 +4,14 @@ layer."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from bisect import insort
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.middleware import Middleware
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from roundgate.auth import Principal, Verifier
@@ -60,29 +62,50 @@ def make_console(
     """
     settings = file.config.console or ConsoleConfig()
     ring, store = make_ring(file.config, using, clock), replica.core.stores.sessions
-    pages = list(_load_pages())
     console = Console(
         *(file, settings, using, clock, replica),
         OperatorSessions(ring, clock, settings.session_s, store),
         *(verifier, health, lambda principal: serves_as(KnownCaller(principal))),
-        pages=sorted(pages, key=lambda page: (page.place, page.label)),
     )
     router = APIRouter()
     router.include_router(signing_in.make_router(console))
-    for page in console.pages:
-        router.include_router(page.make_router(console))
+    _load_pages(console, router)
     return Served(Middleware(ConsoleAccess, console=console), router, console)
 
 
-def _load_pages() -> Iterator[ConsolePage]:
-    for name, entry in entries("roundgate.pages").items():
+def _load_pages(console: Console, router: APIRouter) -> None:
+    """Add all pages to the navigation, and their routes to `router`. A page of another package must
+    not end the gateway or replace a page of the console: a broken one is left out."""
+    found = entries("roundgate.pages").values()
+    for entry in sorted(found, key=lambda entry: not entry.module.startswith(f"{__package__}.")):
+        cause = None
         try:
-            page: ConsolePage = entry.load()
-        except Exception as error:  # a page of another package must not end the gateway
-            fields = {"page": name, "module": entry.module}
-            log.error("cannot load a page of the console", exc_info=error, extra={"fields": fields})
-        else:
-            yield page
+            reason = _add_page(console, router, entry.load())
+        except Exception as error:
+            cause, reason = error, f"it failed with {type(error).__name__}; the log has the cause"
+        if reason:
+            console.left_out.append(f"page {entry.name}: {reason}")
+            fields = {"page": entry.name, "module": entry.module, "error": reason}
+            log.error("cannot load a page of the console", exc_info=cause, extra={"fields": fields})
+
+
+def _add_page(console: Console, router: APIRouter, page: object) -> str:
+    """Add a page and return an empty text, or return the reason why the page is left out."""
+    if not isinstance(page, ConsolePage):
+        return f"it is no ConsolePage but a {type(page).__name__}"
+    if _has_page(router, path := console.settings.path + page.path):
+        return f"another page has the path {path}"
+    own = page.make_router(console.of_page(page))
+    if not _has_page(own, path):
+        return f"its router has no GET {path}"
+    insort(console.pages, page, key=lambda page: (page.place, page.label))
+    router.include_router(own)
+    return ""
+
+
+def _has_page(router: APIRouter, path: str) -> bool:
+    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    return any(route.matches(scope)[0] is Match.FULL for route in router.routes)
 
 
 @dataclass(frozen=True, slots=True)

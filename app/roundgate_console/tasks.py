@@ -35,7 +35,7 @@ from roundgate.replay import Finished, from_row
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted, Work
 from roundgate.tasks import TaskCall
 from roundgate.tasks.external import decode_payload
-from roundgate_console.charts import WATCHES, MomentView, moment_views, picture, updates_left
+from roundgate_console.charts import MomentView, moment_views, picture
 from roundgate_console.forms import asked, questions_of, read_answers
 from roundgate_console.frame import Console, ConsolePage, PageError, form_of, operator_of
 from roundgate_console.recent import RecentEvents
@@ -277,7 +277,6 @@ class _Pages:
     # the pages
 
     async def list_page(self, request: Request, filters: Annotated[Filters, Query()]) -> Response:
-        left = updates_left(request.query_params)
         now_ms = self._console.clock.now_ms()
         is_part = "hx-request" in request.headers
         page = await self._search(filters)
@@ -290,7 +289,8 @@ class _Pages:
             statuses=[status.value for status in Status],
             outcomes=[ending.value for ending in Ending],
             next=None if page.cursor is None else filters.query(cursor=page.cursor),
-            watch=filters.query(left=str(left - 1)) if left > 0 and page.calls == 1 else None,
+            query=filters.query(),
+            is_one_call=page.calls == 1,
             is_full=len(page.records) >= PER_PAGE,
             needs=NEEDS,
         )
@@ -310,7 +310,7 @@ class _Pages:
         return self._console.page(
             request,
             "task.html",
-            **self._state(shown, WATCHES),
+            **self._state(shown),
             actions=[name for name in possible if name not in ("answer", "event", "retry")],
             effects={name: action.effect for name, action in ACTIONS.items()},
             retry_from=shown.retry_places() if "retry" in possible else [],
@@ -329,9 +329,8 @@ class _Pages:
     async def state_page(self, task: str, request: Request) -> Response:
         """Return the part of a task's page that updates itself."""
         shown = await self._read(task)
-        left = updates_left(request.query_params)
         seen = request.query_params.get("seen")
-        state = self._state(shown, left, seen)
+        state = self._state(shown, seen)
         page = self._console.page(request, "task_update.html", **state)
         if state["is_newer"] and not shown.has_form:
             page.headers["HX-Refresh"] = "true"  # for the actions that are possible now
@@ -400,11 +399,10 @@ class _Pages:
 
     # parts
 
-    def _state(self, shown: _Task, left: int, seen: str | None = None) -> dict[str, Any]:
-        """Return the values of the part that updates itself. `left` is the number of updates that
-        remain, `seen` the stage of the task that the rest of the page shows."""
+    def _state(self, shown: _Task, seen: str | None = None) -> dict[str, Any]:
+        """Return the values of the part that updates itself. `seen` is the stage of the task that
+        the rest of the page shows."""
         record, stage = shown.record, shown.stage
-        is_over = record.status.is_terminal or left <= 0
         facts = shown.facts(shows_values=self._console.shows_values)
         address = f"/tasks/{quote(str(record.ref), safe='')}/state"
         return {
@@ -417,10 +415,10 @@ class _Pages:
             "open_of_owner": Filters(owner=record.ref.owner, status=sorted(OPEN)).query(),
             "moments": moment_views(shown.moments),
             "picture": picture(shown.moments, shown.now_ms),
-            "watch": None if is_over else f"{address}?left={left - 1}&seen={quote(seen or stage)}",
+            "is_over": record.status.is_terminal,
+            "address": f"{address}?seen={quote(seen or stage)}",
             "is_newer": seen not in (None, stage),
             "process": self._console.process,
-            "updates_ended": left <= 0 and not record.status.is_terminal,
         }
 
     async def _search(self, filters: Filters) -> SearchResult:

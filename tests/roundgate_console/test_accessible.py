@@ -3,6 +3,7 @@ menu that keys open."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,23 @@ async def test_long_names_and_texts_stay_within_the_page(tmp_path: Path) -> None
         await browser.goto(shop.served.link)
         for name, path in shop.pages().items():
             await browser.goto(shop.served.url + path)
-            for width in WIDTHS:
+            for width in (1280, 900, 760, 390):
                 await browser.resize(width, 844)
                 assert await browser.evaluate(OVERFLOW) <= 0, (name, width)
+
+
+@pytest.mark.parametrize("entries", [7, 10])
+async def test_a_menu_with_pages_of_other_packages_stays_within_the_page(
+    tmp_path: Path, entries: int
+) -> None:
+    async with open_shop(tmp_path) as shop, chromium() as browser:
+        pages = shop.served.app.state.console.pages
+        for number in range(len(pages), entries):
+            pages.append(replace(pages[0], path=f"/other/{number}", label=f"Forecast {number}"))
+        await browser.goto(shop.served.link)
+        for width in (1280, 900, 890, 780, 760, 737, 390):
+            await browser.resize(width, 844)
+            assert await browser.evaluate(OVERFLOW) <= 0, width
 
 
 async def test_the_menu_of_a_telephone_opens_by_keys(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_durations_are_exact_to_a_tenth() -> None:
 
 
 def test_only_rounds_and_turns_count_and_a_tool_nobody_serves_has_no_back_end() -> None:
-    ring = RecentEvents(backend_of=lambda tool: "shop" if tool == "refund" else "")
+    ring = RecentEvents(backend_of=lambda _, name: "shop" if name == "refund" else "")
     for fields in (
         {"method": "tools/call", "name": "refund", "outcome": "ok"},
         {"method": "tools/call", "name": "invented", "outcome": "error"},

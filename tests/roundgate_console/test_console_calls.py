@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from roundgate import Context, ToolError, tool
+from roundgate import Context, ToolError, prompt, resource, tool
 from roundgate.errors import Unavailable
-from tests.support.asgi import Client
+from tests.support.asgi import Client, of_functions
 from tests.support.console import elements, with_auth
 from tests.support.console_tasks import CAPABILITIES, operated
 from tests.support.issuer import token
@@ -222,3 +222,32 @@ async def test_the_pages_of_calls_update_themselves_and_stop(tmp_path: Path) -> 
             assert "left=1" in str(polled["hx-get"])
             assert f'id="{str(polled["hx-select"])[1:]}"' in page
             assert "hx-get" not in await gateway.browser.page(f"{path}left=0")
+
+
+async def test_prompts_and_resources_count_for_their_back_ends(tmp_path: Path) -> None:
+    @prompt(name="hello")
+    def greet() -> str:
+        return "Say hello."
+
+    @resource("note://{number}")
+    def note(number: str) -> str:
+        return number
+
+    backends = [of_functions(hello), of_functions(greet, note, name="texts")]
+    async with operated(tmp_path, backends=backends) as gateway:
+        await gateway.call("hello")
+        await gateway.client.result("prompts/get", {"name": "hello"})
+        await gateway.client.result("resources/read", {"uri": "note://1"})
+        found = (await gateway.browser.get("/api/calls?each=true")).json()["calls"]
+        of_texts = (await gateway.browser.get("/api/calls?each=true&backend=texts")).json()
+        overview = (await gateway.browser.get("/api/overview")).json()
+    assert [(call["tool"], call["backend"]) for call in found] == [
+        ("note://1", "texts"),
+        ("hello", "texts"),
+        ("hello", "python"),
+    ]
+    assert of_texts["total"] == 2
+    assert {each["name"]: each["hour"]["runs"] for each in overview["backends"]} == {
+        "python": 1,
+        "texts": 2,
+    }

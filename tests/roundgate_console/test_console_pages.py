@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,19 @@ async def test_shared_limits_are_counted_by_the_store() -> None:
         await browser.submit("/tools/hello/call", {})
         found = (await browser.get("/api/limits")).json()
     assert (found["shared"], found["uses"]) == (True, [])
+
+
+@pytest.mark.parametrize("path", ["", "/calls", "/tasks", "/limits"])
+async def test_pages_update_themselves_two_hundred_times(path: str) -> None:
+    async with local(hello) as browser:
+        for query in ("", "?left=2", "?left=1", "?left=0"):
+            polled = [
+                each for _, each in elements(await browser.page(path + query)) if "hx-get" in each
+            ]
+            left = int(query.partition("=")[2] or 200)
+            assert [each["hx-get"] for each in polled] == [
+                f"/console{path}?left={left - 1}" for _ in range(left > 0)
+            ]
 
 
 async def test_without_limits_the_page_names_their_section() -> None:
@@ -296,19 +311,25 @@ PAGE = ConsolePage("/forecast", "Forecast", make_router, templates=Path(__file__
 '''
 
 
+def add_pages(folder: Path, monkeypatch: pytest.MonkeyPatch, **pages: str) -> None:
+    """Install a distribution with modules of pages and their entry points."""
+    for name, source in pages.items():
+        (folder / f"{name}.py").write_text(source)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    metadata = folder / "forecast-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: forecast\nVersion: 1.0\n")
+    lines = ["[roundgate.pages]", *(f"{name} = {name}:PAGE" for name in pages)]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(folder))
+
+
 async def test_a_page_of_another_package_is_one_file_its_template_and_one_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "forecast.py").write_text(FORECAST)
-    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
     template = "{% extends layout %}{% block main %}<h1>{{ weather }}</h1>{% endblock %}"
     (tmp_path / "forecast.html").write_text(template)
-    metadata = tmp_path / "forecast-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: forecast\nVersion: 1.0\n")
-    pages = "[roundgate.pages]\nforecast = forecast:PAGE\nbroken = broken:PAGE\n"
-    (metadata / "entry_points.txt").write_text(pages)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    add_pages(tmp_path, monkeypatch, forecast=FORECAST)
     async with local(hello) as browser:
         assert "<h1>rain</h1>" in await browser.page("/forecast")
         overview = await browser.page()
@@ -316,3 +337,55 @@ async def test_a_page_of_another_package_is_one_file_its_template_and_one_entry(
     assert [overview.index(f">{label}<") for label in labels] == sorted(
         overview.index(f">{label}<") for label in labels
     )
+
+
+BROKEN = {
+    "import nothing_of_this_name": "it failed with ModuleNotFoundError",
+    "PAGE = '/forecast'": "it is no ConsolePage but a str",
+    FORECAST.replace("async def page", "raise OSError('secret')\n\n    async def page"): (
+        "it failed with OSError"
+    ),
+    FORECAST.replace("return console.page_router", "console.page_router"): (
+        "it failed with AttributeError"
+    ),
+    FORECAST.replace("/forecast", "/tasks"): "another page has the path /console/tasks",
+    FORECAST.replace("/forecast", "/tools/own"): "another page has the path /console/tools/own",
+    FORECAST.replace("/forecast", "/sign-in"): "another page has the path /console/sign-in",
+    FORECAST.replace('Page("/forecast"', 'Page("/other"'): "its router has no GET /console/other",
+    FORECAST.replace("make_router, t", "make_router, '1', t"): "it failed with TypeError",
+}
+
+
+@pytest.mark.parametrize(("source", "reason"), BROKEN.items(), ids=list(BROKEN.values()))
+async def test_a_broken_page_of_another_package_is_left_out_and_reported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    source: str,
+    reason: str,
+) -> None:
+    add_pages(tmp_path, monkeypatch, broken=source)
+    async with local(hello) as browser:
+        overview = await browser.page()
+        left_out = (await browser.get("/api/overview")).json()["left_out"]
+        assert "<h1>Tasks</h1>" in await browser.page("/tasks")
+    assert ">Tasks</a>" in overview
+    assert "Forecast" not in overview
+    (line,) = left_out
+    assert line.startswith(f"page broken: {reason}")
+    assert "secret" not in line
+    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert record.getMessage() == "cannot load a page of the console"
+    assert record.fields["page"] == "broken"  # type: ignore[attr-defined]
+
+
+async def test_templates_of_a_page_come_first_for_this_page_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "error.html").write_text("<h1>rain and {{ weather | default('error') }}</h1>")
+    (tmp_path / "overview.html").write_text("<h1>rain</h1>")
+    add_pages(tmp_path, monkeypatch, forecast=FORECAST.replace("forecast.html", "error.html"))
+    async with local(hello) as browser:
+        assert await browser.page("/forecast") == "<h1>rain and rain</h1>"
+        assert "<h1>This did not work</h1>" in (await browser.get("/tasks/nothing")).text
+        assert "<h1>Overview</h1>" in await browser.page()

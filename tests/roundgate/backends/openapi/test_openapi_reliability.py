@@ -82,8 +82,7 @@ async def test_a_snapshot_tells_the_pause_of_each_host(tmp_path: Path) -> None:
             assert [*snapshot.pauses().values()] == [[]]
             for name in urls:
                 await gate.call(name)
-            ((name, pauses),) = snapshot.pauses().items()
-    assert name == file.config.backends[0].name
+            (pauses,) = snapshot.pauses().values()
     assert pauses == [
         f"requests to {each.url.removeprefix('http://')} are paused: it answered 503"
         for each in (one, other)
