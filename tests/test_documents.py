@@ -10,6 +10,7 @@ import subprocess
 import tomllib
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -239,6 +240,15 @@ def test_the_project_says_of_itself_what_an_index_shows() -> None:
     }
     tested = set(re.findall(r"--on (\d\.\d+)", (ROOT / ".ci" / "run").read_text()))
     assert pythons == {project["requires-python"].removeprefix(">="), *tested}
+
+
+def test_the_installed_entry_points_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    declared = {(group, *entry) for group in groups for entry in groups[group].items()}
+    found = distribution("roundgate").entry_points
+    installed = {(entry.group, entry.name, entry.value) for entry in found}
+    assert installed == declared, "pyproject.toml has changed: run scripts/setup"
 
 
 def test_the_public_workflow_runs_what_ci_runs() -> None:

@@ -26,7 +26,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Lifespan, Scope
 
 from roundgate.auth import Principal, Verifier
-from roundgate.backends import Prompt, Resource, ServedTool
+from roundgate.backends import Prompt, ServedTool
 from roundgate.clock import Clock, iso
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import Inside, InsufficientScope, InternalError, Unavailable
@@ -196,14 +196,10 @@ class Console:
         for any other method; empty if there is none."""
         catalog = self.core.serving.catalog
         for each in (catalog, *catalog.views.values()):
-            served: ServedTool | Prompt | Resource | None
-            match method:
-                case "prompts/get":
-                    served = each.prompts.get(name)
-                case "resources/read":
-                    served = each.find_resource(name)
-                case _:
-                    served = each.tools.get(name)
+            items: Mapping[str, ServedTool | Prompt]
+            items = each.prompts if method == "prompts/get" else each.tools
+            is_read = method == "resources/read"
+            served = each.find_resource(name) if is_read else items.get(name)
             if served is not None:
                 return served.backend
         return ""

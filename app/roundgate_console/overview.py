@@ -85,7 +85,7 @@ class BackendSummary(BaseModel):
     )
     tools: int = Field(description="Its tools at the endpoint of all tools.")
     problems: list[str] = Field([], description="The reasons why it is not served or fails.")
-    hour: WorkSummary = Field(description="The rounds and turns of its tools in the last hour.")
+    hour: WorkSummary = Field(description="Its rounds and turns in the last hour.")
 
 
 class ReplicaSummary(ReplicaReport):
@@ -207,10 +207,8 @@ def _state(console: Console, now_ms: int) -> dict[str, Any]:
             for path, view, part in views
         ],
         "backends": _backends(console, health, now_ms),
-        "left_out": [
-            *(f"{problem.path}: {problem.message}" for problem in catalog.left_out),
-            *console.left_out,
-        ],
+        "left_out": console.left_out
+        + [f"{each.path}: {each.message}" for each in catalog.left_out],
     }
 
 

@@ -142,8 +142,7 @@ class RecentEvents(logging.Handler):
     Args:
         max_events: the limit on the number of events.
         max_bytes: the limit on their estimated size.
-        backend_of: returns the back end of the tool, prompt or resource that a request with this
-            method names; empty if there is none.
+        backend_of: returns the back end of a method's tool, prompt or resource, or an empty text.
     """
 
     def __init__(

@@ -6,15 +6,24 @@ import asyncio
 import logging
 import sys
 import time
+import tomllib
+from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from roundgate import Context, tool
 from roundgate_console.audit import AuditRecords
+from roundgate_console.frame import ConsolePage
+from tests.roundgate_console.in_browser import Served
+from tests.roundgate_console.shop import Shop
+from tests.roundgate_console.test_in_browser import CHECKED
 from tests.support.asgi import built, config_of
 from tests.support.console import Browser, browser_of, elements, local, with_auth
+from tests.support.documents import ROOT
 from tests.support.services import answer, service
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
@@ -290,25 +299,9 @@ async def test_the_path_operations_are_in_the_openapi_document() -> None:
             assert operation["summary"]
 
 
-FORECAST = '''"""A page of another package."""
-
-from pathlib import Path
-from typing import Any
-
-from fastapi import APIRouter, Request
-
-from roundgate_console.frame import Console, ConsolePage
-
-
-def make_router(console: Console) -> APIRouter:
-    async def page(request: Request) -> Any:
-        return console.page(request, "forecast.html", weather="rain")
-
-    return console.page_router({"GET /forecast": page})
-
-
-PAGE = ConsolePage("/forecast", "Forecast", make_router, templates=Path(__file__).parent)
-'''
+PAGE = (ROOT / "docs/own-pages.md").read_text()
+FORECAST = PAGE.partition("```python\n")[2].partition("```")[0]
+TEMPLATE = PAGE.partition("```html\n")[2].partition("```")[0]
 
 
 def add_pages(folder: Path, monkeypatch: pytest.MonkeyPatch, **pages: str) -> None:
@@ -327,11 +320,13 @@ def add_pages(folder: Path, monkeypatch: pytest.MonkeyPatch, **pages: str) -> No
 async def test_a_page_of_another_package_is_one_file_its_template_and_one_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    template = "{% extends layout %}{% block main %}<h1>{{ weather }}</h1>{% endblock %}"
-    (tmp_path / "forecast.html").write_text(template)
+    (tmp_path / "forecast.html").write_text(TEMPLATE)
     add_pages(tmp_path, monkeypatch, forecast=FORECAST)
     async with local(hello) as browser:
-        assert "<h1>rain</h1>" in await browser.page("/forecast")
+        page = await browser.page("/forecast")
+        assert "<h1>rain</h1>" in page
+        assert 'hx-get="/console/forecast?left=199"' in page
+        assert (await browser.get("/api/forecast")).json() == {"weather": "rain", "tools": 1}
         overview = await browser.page()
     labels = ["Overview", "Calls", "Tasks", "Tools", "Limits", "Audit log", "Forecast"]
     assert [overview.index(f">{label}<") for label in labels] == sorted(
@@ -342,12 +337,8 @@ async def test_a_page_of_another_package_is_one_file_its_template_and_one_entry(
 BROKEN = {
     "import nothing_of_this_name": "it failed with ModuleNotFoundError",
     "PAGE = '/forecast'": "it is no ConsolePage but a str",
-    FORECAST.replace("async def page", "raise OSError('secret')\n\n    async def page"): (
-        "it failed with OSError"
-    ),
-    FORECAST.replace("return console.page_router", "console.page_router"): (
-        "it failed with AttributeError"
-    ),
+    FORECAST.replace("return router", "raise OSError('secret')"): "it failed with OSError",
+    FORECAST.replace("return router", ""): "it failed with AttributeError",
     FORECAST.replace("/forecast", "/tasks"): "another page has the path /console/tasks",
     FORECAST.replace("/forecast", "/tools/own"): "another page has the path /console/tools/own",
     FORECAST.replace("/forecast", "/sign-in"): "another page has the path /console/sign-in",
@@ -379,10 +370,28 @@ async def test_a_broken_page_of_another_package_is_left_out_and_reported(
     assert record.fields["page"] == "broken"  # type: ignore[attr-defined]
 
 
+def pages_of_the_console() -> list[ConsolePage]:
+    """Return the pages that pyproject.toml names."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        names = tomllib.load(file)["project"]["entry-points"]["roundgate.pages"]
+    modules = (value.partition(":") for value in names.values())
+    return [getattr(import_module(module), name) for module, _, name in modules]
+
+
+@pytest.mark.parametrize("page", pages_of_the_console(), ids=lambda page: page.label)
+def test_each_page_has_a_picture_a_check_in_the_browser_and_a_line_in_the_document(
+    page: ConsolePage,
+) -> None:
+    shop = Shop(Served("", FastAPI()), defaultdict(str), "")
+    assert page.path in shop.pages().values(), "add it to Shop.pages(), for its pictures"
+    assert page.path in CHECKED, "add it to CHECKED of test_in_browser.py"
+    assert f"| [{page.label}](" in (ROOT / "docs/console.md").read_text()
+
+
 async def test_templates_of_a_page_come_first_for_this_page_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "error.html").write_text("<h1>rain and {{ weather | default('error') }}</h1>")
+    (tmp_path / "error.html").write_text("<h1>rain and {{ forecast.weather }}</h1>")
     (tmp_path / "overview.html").write_text("<h1>rain</h1>")
     add_pages(tmp_path, monkeypatch, forecast=FORECAST.replace("forecast.html", "error.html"))
     async with local(hello) as browser:

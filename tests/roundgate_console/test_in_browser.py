@@ -20,6 +20,9 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)"
 )
 
+CHECKED = ("", "/tools", "/tools/refund", "/limits", "/audit", "/tasks", "/calls", "/session")
+"""The pages that are checked, below the console's own path."""
+
 
 def shows(text: str) -> str:
     """Whether the page, with its script at work, shows a text."""
@@ -55,16 +58,7 @@ async def test_the_pages_can_be_read_and_used_by_everybody(tmp_path: Path) -> No
         await browser.goto(f"{url}/sign-in")
         await check(browser)
         await browser.goto(link)
-        for path in (
-            "",
-            "/tools",
-            "/tools/refund",
-            "/limits",
-            "/audit",
-            "/tasks",
-            "/calls",
-            "/session",
-        ):
+        for path in CHECKED:
             await browser.goto(url + path)
             await browser.until("document.querySelector('h1')")
             await check(browser)

@@ -311,12 +311,20 @@ class LiveBackend(Protocol):
         same content as then."""
 
 
-@runtime_checkable
-class PausingBackend(Protocol):
-    """A back end that sends no requests to a host that fails."""
+class HostSender(Protocol):
+    """The sender of requests to one host."""
 
-    def pauses(self) -> Sequence[str]:
-        """Return a sentence for each host to which requests are paused now, with the reason."""
+    def pause(self) -> str | None:
+        """Return a sentence with the reason while requests are paused; otherwise `None`."""
+
+
+@runtime_checkable
+class SendingBackend(Protocol):
+    """A back end that sends requests."""
+
+    @property
+    def senders(self) -> Mapping[str, HostSender]:
+        """The senders of its requests, by host."""
 
 
 class NamedBackend(Backend, Protocol):

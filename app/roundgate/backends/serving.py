@@ -30,9 +30,9 @@ from roundgate.backends.base import (
     LiveBackend,
     NamedBackend,
     Offering,
-    PausingBackend,
     Prompt,
     Resource,
+    SendingBackend,
     ServerState,
     Tool,
     renamed,
@@ -93,11 +93,13 @@ class Snapshot:
             for name, use in backend.limiters.uses().items()
         }
 
-    def pauses(self) -> dict[str, Sequence[str]]:
-        """Return the pauses of requests to failing hosts, by the name of their back end."""
-        cores = {backend.name: core_of(backend) for backend in self.backends}
+    def pauses(self) -> dict[str, list[str]]:
+        """Return a sentence for each failing host to which requests are paused, by back end."""
+        cores = ((backend.name, core_of(backend)) for backend in self.backends)
         return {
-            name: core.pauses() for name, core in cores.items() if isinstance(core, PausingBackend)
+            name: [pause for sender in core.senders.values() if (pause := sender.pause())]
+            for name, core in cores
+            if isinstance(core, SendingBackend)
         }
 
     def use(self) -> AbstractContextManager[Catalog]:

@@ -32,7 +32,7 @@ from roundgate.backends.http.exchanges import (
     parents,
 )
 from roundgate.backends.http.messages import Outgoing, ServiceAnswer
-from roundgate.backends.http.reliability import Attempts, pauses
+from roundgate.backends.http.reliability import Attempts
 from roundgate.backends.http.service import Service
 from roundgate.backends.http.tls import Certificates
 from roundgate.errors import ConfigError, Problem
@@ -51,14 +51,14 @@ class HttpBackend:
         more = [tool.headers for tool in config.tools]
         self._accesses = Accesses(config, origin, shared, more=more)
         self._certificates = Certificates(config.tls, origin.at("tls"))
-        self._attempts: dict[str, Attempts] = {}
+        self.senders: dict[str, Attempts] = {}
         self._service = Service(
             config,
             config.base_url,
             self._accesses.general(),
             self._accesses.redactor,
             self._certificates,
-            self._attempts,
+            self.senders,
         )
 
     async def offer(self) -> Offering:
@@ -81,9 +81,6 @@ class HttpBackend:
         if problems:
             raise ConfigError(problems)
         return Offering(tools=tools, files=self._certificates.files | self._accesses.files)
-
-    def pauses(self) -> list[str]:
-        return pauses(self._attempts.values())
 
     async def aclose(self) -> None:
         """Close the pooled connections."""

@@ -13,7 +13,7 @@ was made.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from math import ceil
 from typing import Final, Protocol, TypeVar
@@ -256,11 +256,6 @@ class Breaker:
         self._is_tried = False
         is_open = retry_ms is not None
         Metrics().circuit(self._backend, self._host, is_open=is_open)
-
-
-def pauses(senders: Iterable[Attempts]) -> list[str]:
-    """Return the sentences of the hosts whose breaker is open or half open."""
-    return [pause for sender in senders if (pause := sender.pause()) is not None]
 
 
 def host_attempts(

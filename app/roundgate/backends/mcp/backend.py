@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from roundgate.aio import Threads
 from roundgate.backends.base import DirectCall, Offering, Resource, ServerState, Shared, Tool
 from roundgate.backends.http.credentials import Accesses, authenticated
-from roundgate.backends.http.reliability import host_attempts, pauses
+from roundgate.backends.http.reliability import Attempts, host_attempts
 from roundgate.backends.http.secrets import SECRET_NAME, AnswerRedactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.mcp.apps import has_pages
@@ -122,7 +122,8 @@ class McpBackend:
         self._certificates = Certificates(config.tls, origin.at("tls"))
         self._tls_digests = self._digest_tls_files()
         url = config.url or "http://process"
-        self._attempts = host_attempts(config, url, {}, self._clock)
+        self.senders: dict[str, Attempts] = {}
+        self._attempts = host_attempts(config, url, self.senders, self._clock)
         secret = [
             value
             for name, value in config.env.items()
@@ -457,9 +458,6 @@ class McpBackend:
             self._pins.differing,
             self._received.skipped,
         )
-
-    def pauses(self) -> list[str]:
-        return pauses([self._attempts])
 
     async def aclose(self) -> None:
         """Stop following the server; end its sessions and processes."""

@@ -55,7 +55,7 @@ class OpenApiBackend:
         self._accesses = Accesses(config, origin, shared, config.credentials)
         self._certificates = Certificates(config.tls, origin.at("tls"))
         self._services: dict[tuple[str, frozenset[str]], Service] = {}
-        self._attempts: dict[str, Attempts] = {}
+        self.senders: dict[str, Attempts] = {}
 
     async def offer(self) -> Offering:
         """Return the tools of the index.
@@ -96,13 +96,6 @@ class OpenApiBackend:
             left_out=[*index.problems, *problems],
             absent=frozenset(absent),
         )
-
-    def pauses(self) -> list[str]:
-        if not self._attempts:
-            return []
-        from roundgate.backends.http.reliability import pauses
-
-        return pauses(self._attempts.values())
 
     async def aclose(self) -> None:
         """Close the pooled connections."""
@@ -211,7 +204,7 @@ class OpenApiBackend:
                 self._accesses.of(sorted(names)) if names else self._accesses.general(),
                 self._accesses.redactor,
                 self._certificates,
-                self._attempts,
+                self.senders,
             )
         return self._services[key]
 
