@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from anyio import CapacityLimiter
 
 from roundgate import json
-from roundgate.aio.threads import in_thread
+from roundgate.aio import in_thread
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends.base import Offering, Tool

@@ -409,7 +409,7 @@ class BoundedConnection(asyncio.Protocol):
         response until its last byte is sent."""
         return self.waiting_bytes + (self.last_write if self._is_write_paused else 0)
 
-    # `aio.threads.Room`
+    # `aio.Room`
 
     @property
     def is_idle(self) -> bool:

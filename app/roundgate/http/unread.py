@@ -6,7 +6,7 @@ answer: the connection is aborted.
 
 A caller that has half of the limit must read first: its next request waits, before its body is read,
 until there is room, for `http.send_timeout_s`; so does a plain function before its thread begins
-(`aio.threads`). While it waits, its oldest answer is aborted after `PATIENCE_S`.
+(`aio`). While it waits, its oldest answer is aborted after `PATIENCE_S`.
 
 The result of a handler that has ended counts before it is encoded. Results that arrive together
 with a large answer, and do not fit, are dropped if their own caller has most: the connections with

@@ -9,7 +9,7 @@ import threading
 import pytest
 from anyio import CapacityLimiter
 
-from roundgate.aio.threads import Threads, in_thread
+from roundgate.aio import Threads, in_thread
 from roundgate.auth.principal import LOCAL, Principal
 
 ANN, EVE = Principal("https://issuer.example", "ann"), Principal("https://issuer.example", "eve")

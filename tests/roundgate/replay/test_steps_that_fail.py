@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.aio.threads import Threads
+from roundgate.aio import Threads
 from roundgate.clock import Clock
 from roundgate.errors import NotJson, OutcomeUnknown, StepTimeout, Suspend, ToolError
 from roundgate.replay import run as run_module
