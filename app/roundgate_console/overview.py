@@ -192,7 +192,7 @@ def _state(console: Console, now_ms: int) -> dict[str, Any]:
         "auth": "none" if config.auth == "none" else config.auth.issuer,
         "store": using.store.partition(":")[0],
         "queue": "sqs" if using.sqs_url is not None else "in the store",
-        "in_flight": console.core.serving.now.users,
+        "in_flight": console.core.serving.catalog.users.count,
         "call_timeout_s": config.limits.call_timeout_s,
         "threads": config.limits.threads,
         "audit": "off" if config.audit is None else config.audit.to,

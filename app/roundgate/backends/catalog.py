@@ -7,13 +7,14 @@ Each entry of a list is serialized once; a page joins serialized entries.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -147,8 +148,24 @@ class Missing(Struct, frozen=True):
     """Whether the back end reports its own recovery (`LiveBackend`)."""
 
 
+class Users:
+    """The number of calls that use a catalog, or a catalog made from it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.none: asyncio.Event | None = None
+        """Set after the last call, while somebody waits."""
+
+    async def gone(self) -> None:
+        """Wait until no call uses the catalog."""
+        while self.count:
+            self.none = asyncio.Event()
+            await self.none.wait()
+
+
 class Catalog(Struct, frozen=True, dict=True):
-    """The tools, prompts and resources of one endpoint."""
+    """The tools, prompts and resources of one endpoint. The back ends stay open within the block
+    `with catalog.use()`."""
 
     tools: Mapping[str, ServedTool]
     prompts: Mapping[str, Prompt]
@@ -195,6 +212,8 @@ class Catalog(Struct, frozen=True, dict=True):
     """The rules, if there are any."""
     item_rules: ItemRules | None = None
     """The rules for prompts and resources, if there are any rules."""
+    users: Users = field(default_factory=Users)
+    """The calls that use the catalog or one of its views."""
 
     @cached_property
     def _by_ascii_uri(self) -> Mapping[str, str]:
@@ -204,8 +223,19 @@ class Catalog(Struct, frozen=True, dict=True):
         return {ascii_uri(each): each for each in self.resources}
 
     def use(self) -> AbstractContextManager[Catalog]:
-        """Return this catalog: a `CatalogSource` that is never swapped."""
-        return nullcontext(self)
+        """Return this catalog, for a block that uses it. A catalog is a `CatalogSource` that is never
+        swapped."""
+        return self
+
+    def __enter__(self) -> Self:
+        self.users.count += 1
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        users = self.users
+        users.count -= 1
+        if users.none is not None and not users.count:
+            users.none.set()
 
     def of_view(self, name: str) -> Catalog:
         """Return the catalog of a view; the whole catalog if `name` is empty."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct, field
@@ -68,11 +68,7 @@ class CatalogSource(Protocol):
 
 
 class Snapshot:
-    """A catalog and its back ends, with the number of calls that use them.
-
-    Every call runs `with snapshot.use()`, so `use` avoids a generator, and only `unused` makes an
-    event.
-    """
+    """A catalog and its back ends."""
 
     def __init__(
         self, catalog: Catalog, backends: Sequence[NamedBackend], offers: Offers | None = None
@@ -81,8 +77,6 @@ class Snapshot:
         self.backends = backends
         self.offers = offers or Offers(backends)
         """The offers from which the catalog was made."""
-        self._users = 0
-        self._unused: asyncio.Event | None = None
 
     def limit_uses(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of running and waiting calls of each back end and tool with `limits`."""
@@ -102,32 +96,10 @@ class Snapshot:
             if isinstance(core, SendingBackend)
         }
 
-    def use(self) -> AbstractContextManager[Catalog]:
-        """Return a context manager that keeps the back ends open within its block."""
-        return self
-
-    def __enter__(self) -> Catalog:
-        self._users += 1
-        return self.catalog
-
-    def __exit__(self, *exception: object) -> None:
-        self._users -= 1
-        if self._unused is not None and not self._users:
-            self._unused.set()
-
-    @property
-    def users(self) -> int:
-        return self._users
-
     def servers(self) -> list[ServerState]:
         """Return the state of each server whose offer a back end follows."""
         cores = map(core_of, self.backends)
         return [core.state() for core in cores if isinstance(core, LiveBackend)]
-
-    async def unused(self) -> None:
-        while self._users:
-            self._unused = asyncio.Event()
-            await self._unused.wait()
 
     async def aclose(self, others: Sequence[Snapshot] = ()) -> None:
         """Close all back ends except those that other snapshots use. Log an error and continue."""
@@ -161,7 +133,7 @@ class Serving:
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Return the current catalog, kept open for a call."""
-        return self.now.use()
+        return self.now.catalog.use()
 
     def swap(self, snapshot: Snapshot) -> None:
         """Serve another snapshot, and close the old one when its last call has ended."""
@@ -180,7 +152,7 @@ class Serving:
             await snapshot.aclose()
 
     async def _retire(self, old: Snapshot) -> None:
-        await old.unused()
+        await old.catalog.users.gone()
         self._closing.add(old)
         await old.aclose([self.now, *(set(self._retiring.values()) - self._closing)])
 
@@ -195,10 +167,8 @@ class ViewSource:
         self._serving = serving
         self._view = view
 
-    @contextmanager
-    def use(self) -> Iterator[Catalog]:
-        with self._serving.use() as catalog:
-            yield catalog.of_view(self._view)
+    def use(self) -> AbstractContextManager[Catalog]:
+        return self._serving.catalog.of_view(self._view).use()
 
 
 class ToolScopes:

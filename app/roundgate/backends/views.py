@@ -177,6 +177,7 @@ def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, Served
     ends = {uri: uri.find("/", len(SCHEME)) + 1 for uri in pages}
     starts = {uri[:end] for uri, end in ends.items() if end}  # without end: "ui://page"
     return Catalog(
+        users=everything.users,
         kept_claims=everything.kept_claims,
         tools={},
         tool_pages=Pages((), everything.tool_pages.size),

@@ -154,7 +154,7 @@ class McpEndpoint:
             )
             token = CORRELATION.set(ids)
             try:
-                with methods.use:
+                with now.catalog:
                     answer = await now.serve(context)
             except GatewayError as error:
                 _end(span, error, exchange)

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from roundgate.backends import Snapshot, ViewSource
+from roundgate.backends import Catalog, Snapshot, ViewSource
 from roundgate.clock import Clock, ticker
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.http.endpoint import Endpoint
@@ -29,7 +29,7 @@ from roundgate.http.older import OlderClients
 from roundgate.http.readiness import Readiness
 from roundgate.methods.extensions import makes_tasks
 from roundgate.methods.once import Once
-from roundgate.methods.parts import CurrentMethods, Methods, Parts, Use
+from roundgate.methods.parts import CurrentMethods, Methods, Parts
 from roundgate.methods.rates import Rates
 from roundgate.methods.table import make_methods, server_info
 from roundgate.protocol import NEWEST, ResultFormat, notifications
@@ -137,29 +137,28 @@ class Replica:
             ring,
             clock,
             config,
-            lambda results: self._serves(parts, self.config, serving.now, results),
+            lambda results: self._serves(parts, self.config, serving.catalog, results),
             lambda: self.config.server_of(view),
             streams=self._using.streams,
             view=view,
         )
-        return Endpoint(parts, CurrentMethods(*self._serves(parts, config, serving.now)), older)
+        return Endpoint(parts, CurrentMethods(self._serves(parts, config, serving.catalog)), older)
 
     def _serves(
         self,
         parts: Parts,
         config: GatewayConfig,
-        snapshot: Snapshot,
+        catalog: Catalog,
         results: ResultFormat | None = None,
-    ) -> tuple[Methods, Use]:
+    ) -> Methods:
         server = config.server_of(parts.view)
-        methods = make_methods(
+        return make_methods(
             config.model_copy(update={"server": server}),
-            snapshot.catalog.of_view(parts.view),
+            catalog.of_view(parts.view),
             parts,
             results or NEWEST.result_format(server_info(server)),
             self.core.texts(config, self._clock, parts.view),
         )
-        return methods, snapshot
 
     def troubles(self) -> list[str]:
         """Return the reasons why calls or tasks are not processed, as far as this process knows
@@ -191,14 +190,14 @@ class Replica:
     def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
         """Serve another snapshot, and notify clients of the lists that differ."""
         serves = {
-            view: self._serves(endpoint.parts, config, snapshot)
+            view: self._serves(endpoint.parts, config, snapshot.catalog)
             for view, endpoint in self.endpoints.items()
         }
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
         self.config = config
         for view, endpoint in self.endpoints.items():
-            endpoint.methods.swap(*serves[view])
+            endpoint.methods.now = serves[view]
             endpoint.older.swap()
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()

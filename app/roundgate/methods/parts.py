@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -258,7 +257,8 @@ class Methods:
         self.features = kit.features
         """The features that are served."""
         self._table = table
-        self._catalog = kit.catalog
+        self.catalog = kit.catalog
+        """A request runs within `with catalog.use()`, which keeps the back ends open."""
         self._hub = kit.parts.changes.hub
         self._access = kit.access
         self._view = kit.parts.view
@@ -299,12 +299,12 @@ class Methods:
 
     def knows(self, method: str, name: str) -> bool:
         """Return whether a tool or prompt that a request names is served."""
-        served = self._catalog.prompts if method == "prompts/get" else self._catalog.tools
+        served = self.catalog.prompts if method == "prompts/get" else self.catalog.tools
         return name in served
 
     def has_output_schema(self, tool: str) -> bool:
         """Return whether clients expect a structured result of a tool."""
-        served = self._catalog.tools.get(tool)
+        served = self.catalog.tools.get(tool)
         return served is not None and "outputSchema" in served.tool.definition
 
     def end(self, stream: Stream) -> None:
@@ -312,27 +312,17 @@ class Methods:
         self._hub.unsubscribe(stream.subscription)
 
 
-Use: TypeAlias = AbstractContextManager[Catalog]
-"""A context that a request enters to keep the back ends behind its catalog open."""
-
-
 class CurrentMethods:
     """The current methods. A request is served to its end by the methods that were current at its
     start."""
 
-    def __init__(self, methods: Methods, use: Use) -> None:
+    def __init__(self, methods: Methods) -> None:
         self.now = methods
-        self.use = use
-        """A context that keeps the back ends of these methods open."""
 
     @property
     def features(self) -> frozenset[str]:
         """The features that are served."""
         return self.now.features
-
-    def swap(self, methods: Methods, use: Use) -> None:
-        """Serve later requests with other methods."""
-        self.now, self.use = methods, use
 
 
 class Extension(ABC):

@@ -235,19 +235,18 @@ class Calls(Struct, frozen=True, kw_only=True):
             Unavailable: the audit log cannot be written.
         """
         round_ = self._begin(target, params, context, key)
-        if self.trail is not None and context.begun is None:  # else `begin_direct` has recorded it
-            self._record(self.trail, round_.number, target, params, context)
+        if context.begun is None:  # else the call was recorded when it ran without the engine
+            self.record(round_.number, target, params, context)
         return round_
 
-    def _record(
-        self,
-        trail: Trail,
-        number: int,
-        target: CallTarget,
-        params: InputParams,
-        context: RequestContext,
+    def record(
+        self, number: int, target: CallTarget, params: InputParams, context: RequestContext
     ) -> None:
-        trail.called(
+        """Record a round in the audit log, if there is one; raise Unavailable if it cannot be
+        written."""
+        if self.trail is None:
+            return
+        self.trail.called(
             context.correlation,
             context.principal,
             number,
@@ -259,23 +258,6 @@ class Calls(Struct, frozen=True, kw_only=True):
             answers=params.input_responses or {},
         )
         context.correlation.round = number  # only once the record is written
-
-    def begin_direct(
-        self,
-        served: ServedTool,
-        arguments: Mapping[str, Any],
-        params: InputParams,
-        context: RequestContext,
-    ) -> None:
-        """Begin a call that has one round, and needs no `Round` and no `Call`. Raise Unavailable if
-        the audit log cannot be written."""
-        context.correlation.make_call_id = self.clock.new_id
-        context.hidden = self.hidden
-        if self.trail is not None:
-            target = CallTarget("tools/call", served.name, arguments, served.backend)
-            self._record(self.trail, 1, target, params, context)
-        if served.rules is not None:
-            context.authorize = served.rules.authorizer(context.principal)
 
     def _begin(
         self, target: CallTarget, params: InputParams, context: RequestContext, key: Any

@@ -101,7 +101,13 @@ class ToolMethods:
         key = inbound.meta.raw.get(IDEMPOTENCY_KEY)
         direct = served.direct if params.request_state is None and key is None else None
         if direct is not None:
-            self._calls.begin_direct(served, arguments, params, context)
+            context.correlation.make_call_id = self._clock.new_id
+            context.hidden = self._calls.hidden
+            if self._trail is not None:
+                target = CallTarget("tools/call", served.name, arguments, served.backend)
+                self._calls.record(1, target, params, context)
+            if served.rules is not None:
+                context.authorize = served.rules.authorizer(context.principal)
             if not is_valid:
                 return self._refused(served, arguments)
             return self._run_direct(direct, served, arguments, params, context)

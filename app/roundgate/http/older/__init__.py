@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
-from roundgate.methods.parts import CurrentMethods, Methods, Use
+from roundgate.methods.parts import CurrentMethods, Methods
 from roundgate.observability import tracing
 from roundgate.protocol import ResultFormat
 from roundgate.runtime.startup import Core
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from roundgate.http.older.streams import Followers
     from roundgate.tasks.hidden import HiddenTasks
 
-Serves: TypeAlias = Callable[[ResultFormat], tuple[Methods, Use]]
+Serves: TypeAlias = Callable[[ResultFormat], Methods]
 """A function that makes the methods over the current catalog, for results in one format."""
 
 
@@ -70,7 +70,7 @@ class OlderClients:
     def swap(self) -> None:
         """Serve later requests with the current catalog."""
         for results, methods in self._methods.values():
-            methods.swap(*self.serves(results))
+            methods.now = self.serves(results)
 
     def close(self) -> None:
         """Make every call stop waiting for answers."""
@@ -88,7 +88,7 @@ class OlderClients:
         http, sessions = self.config.http, self.config.sessions
         rows_of = self.core.rows_of(self.view)
         self._methods = {
-            version: (results, CurrentMethods(*self.serves(results)))
+            version: (results, CurrentMethods(self.serves(results)))
             for version, results in RESULT_FORMATS.items()
         }
         by_version = {version: methods for version, (_, methods) in self._methods.items()}

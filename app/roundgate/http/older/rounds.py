@@ -348,7 +348,7 @@ class OlderCall(Struct):
         principal = caller.principal
         if principal.scopes != self.scopes:
             principal = dataclasses.replace(principal, scopes=self.scopes)
-        methods = self.parts.methods[caller.session.revision]
+        methods = self.parts.methods[caller.session.revision].now
         try:
             with CancelWatch(self._look) as watch, correlated(ids):
                 context = RequestContext(
@@ -356,7 +356,7 @@ class OlderCall(Struct):
                     meta=inbound.meta,
                     principal=principal,
                     notify=self.notify,
-                    deadline=methods.now.deadline(left_ms),
+                    deadline=methods.deadline(left_ms),
                     watch=watch,
                     span=self.span,
                     correlation=ids,
@@ -364,8 +364,8 @@ class OlderCall(Struct):
                     address=caller.address,
                     is_counted=self.state is None,
                 )
-                with methods.use:
-                    answer = await methods.now.serve(context)
+                with methods.catalog:
+                    answer = await methods.serve(context)
         except MissingCapability as error:
             if inbound.method != "tools/call":
                 raise
