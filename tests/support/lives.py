@@ -20,7 +20,7 @@ from anyio import to_thread
 from roundgate import json
 from roundgate.auth.principal import LOCAL
 from roundgate.errors import Suspend
-from roundgate.protocol.inbound import ClientCapabilities, Meta
+from roundgate.protocol.jsonrpc import ClientCapabilities, Meta
 from roundgate.replay import engine
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Failed, Outcome, Suspended

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from roundgate import json
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock, Deadline
-from roundgate.protocol.inbound import ClientCapabilities, Meta
+from roundgate.protocol.jsonrpc import ClientCapabilities, Meta
 from roundgate.replay import engine
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Failed, Outcome, Suspended

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from roundgate.auth import task_owner
 from roundgate.auth.principal import Principal
 from roundgate.errors import StepFailed, ToolError, Unavailable
-from roundgate.protocol.inbound import ClientCapabilities, Meta
+from roundgate.protocol.jsonrpc import ClientCapabilities, Meta
 from roundgate.replay import engine
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended

@@ -8,7 +8,7 @@ from typing import Any
 
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.protocol.inbound import ClientCapabilities, Meta
+from roundgate.protocol.jsonrpc import ClientCapabilities, Meta
 from roundgate.replay import engine
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Outcome

@@ -15,8 +15,7 @@ from msgspec import Struct
 from roundgate.errors import GatewayError, InvalidRequest, TransportError
 from roundgate.json import encode
 from roundgate.protocol.content import without_none
-from roundgate.protocol.inbound import Headers, Inbound
-from roundgate.protocol.jsonrpc import Request, RequestId, error_response
+from roundgate.protocol.jsonrpc import Headers, Inbound, Request, RequestId, error_response
 
 
 class WireError(Struct, frozen=True):

@@ -56,16 +56,17 @@ from roundgate.errors import (
     UnsupportedVersion,
 )
 from roundgate.json import encode
-from roundgate.protocol.inbound import (
+from roundgate.protocol.jsonrpc import (
     CAPABILITIES_KEY,
     LOG_LEVELS,
+    MAX_ID,
     SUPPORTED_VERSIONS,
     ClientCapabilities,
     Headers,
     Inbound,
     Meta,
+    Request,
 )
-from roundgate.protocol.jsonrpc import MAX_ID, Request
 from roundgate.protocol.revision import CacheHint, ErrorTable, Route, WireError
 
 VERSION_HEADER: Final = "MCP-Protocol-Version"

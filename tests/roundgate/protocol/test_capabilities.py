@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.errors import InvalidParams, MissingCapability
-from roundgate.protocol.inbound import ClientCapabilities
+from roundgate.protocol.jsonrpc import ClientCapabilities
 
 TASKS = "io.modelcontextprotocol/tasks"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from roundgate.protocol.inbound import Headers
+from roundgate.protocol.jsonrpc import Headers
 
 Lines = list[tuple[bytes, bytes]]
 LINES = st.lists(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.protocol.inbound import is_older, may_be_older
+from roundgate.protocol.jsonrpc import is_older, may_be_older
 from tests.support import wire
 
 PLAIN: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from roundgate.errors import GatewayError, InvalidParams, MissingCapability, ToolError
-from roundgate.protocol.inbound import SUPPORTED_VERSIONS
+from roundgate.protocol.jsonrpc import SUPPORTED_VERSIONS
 from roundgate.protocol.revision import ErrorTable, Revision, WireError
 from roundgate.protocol.revisions import NEWEST, REVISIONS
 

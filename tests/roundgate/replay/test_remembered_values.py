@@ -192,7 +192,7 @@ class Written:
 async def writes_of(handler: Callable[[Context], Any]) -> list[list[str]]:
     from roundgate.auth.principal import LOCAL
     from roundgate.clock import Clock
-    from roundgate.protocol.inbound import ClientCapabilities, Meta
+    from roundgate.protocol.jsonrpc import ClientCapabilities, Meta
     from roundgate.replay import Call, Run, engine
 
     written = Written()

@@ -8,7 +8,7 @@
             without         changes of lists, and of resources that the session has subscribed to
     DELETE                  ends the session
 
-Any replica serves any of these requests. `roundgate.protocol.inbound` decides which requests reach
+Any replica serves any of these requests. `roundgate.protocol.jsonrpc` decides which requests reach
 this endpoint.
 """
 

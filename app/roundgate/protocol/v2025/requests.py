@@ -11,8 +11,7 @@ from msgspec import Struct, field
 
 from roundgate.errors import InvalidParams, MethodNotFound
 from roundgate.protocol import jsonrpc
-from roundgate.protocol.inbound import ClientCapabilities, Inbound, Meta
-from roundgate.protocol.jsonrpc import MAX_ID, Request
+from roundgate.protocol.jsonrpc import MAX_ID, ClientCapabilities, Inbound, Meta, Request
 from roundgate.protocol.params import Params
 from roundgate.protocol.v2025.shapes import OlderRevision, negotiated
 

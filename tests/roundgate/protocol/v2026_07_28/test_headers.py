@@ -12,7 +12,7 @@ from mcp.shared import inbound as official
 
 from roundgate.errors import HeaderMismatch
 from roundgate.protocol import v2026_07_28
-from roundgate.protocol.inbound import Headers
+from roundgate.protocol.jsonrpc import Headers
 from roundgate.protocol.v2026_07_28 import decode_value, encode_value
 from tests.support import json_values
 

@@ -7,7 +7,7 @@ from mcp.shared.inbound import NAME_BEARING_METHODS
 from mcp_types.methods import CLIENT_REQUESTS
 
 from roundgate.methods.extensions import ROUTES
-from roundgate.protocol.inbound import SUPPORTED_VERSIONS
+from roundgate.protocol.jsonrpc import SUPPORTED_VERSIONS
 from roundgate.protocol.v2026_07_28 import METHODS, PROTOCOL_VERSION, SUCCESSORS, not_found
 
 THIS_REVISION = {method for method, version in CLIENT_REQUESTS if version == PROTOCOL_VERSION}

@@ -30,8 +30,7 @@ from roundgate.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.inbound import ClientCapabilities, Headers
-from roundgate.protocol.jsonrpc import Request
+from roundgate.protocol.jsonrpc import ClientCapabilities, Headers, Request
 from roundgate.protocol.v2026_07_28 import TABLE, validate_request
 from tests.support import json_values, wire
 

@@ -23,8 +23,13 @@ from roundgate.errors import (
 )
 from roundgate.methods.extensions import ROUTES
 from roundgate.protocol import v2026_07_28
-from roundgate.protocol.inbound import LOG_LEVELS, SUPPORTED_VERSIONS, Headers, Inbound
-from roundgate.protocol.jsonrpc import Notification
+from roundgate.protocol.jsonrpc import (
+    LOG_LEVELS,
+    SUPPORTED_VERSIONS,
+    Headers,
+    Inbound,
+    Notification,
+)
 from roundgate.protocol.v2026_07_28 import (
     CLIENT_INFO_KEY,
     LOG_LEVEL_KEY,
