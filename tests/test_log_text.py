@@ -17,9 +17,8 @@ import pytest
 
 from roundgate import json
 from roundgate import observability as logs
-from roundgate.observability.correlation import Correlation
 from roundgate.observability.text import TextFormatter
-from roundgate.observability.tracing import Tracing
+from roundgate.observability.tracing import Correlation, Tracing
 from tests.support import root_logger
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.observability import tracing
-from roundgate.observability.correlation import Correlation
-from roundgate.observability.tracing import Tracing, context_of
+from roundgate.observability.tracing import Correlation, Tracing, context_of
 from roundgate.protocol.tasks import EXTENSION
 from roundgate.settings.process import Settings
 from tests.support import wire

@@ -27,7 +27,7 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate.http import HEALTH, Hosting
     from roundgate.http.web_adapter import MARGIN_MS
     from roundgate.main import build_app
-    from roundgate.observability.correlation import environment
+    from roundgate.observability.tracing import environment
     from roundgate.runtime import startup
     from roundgate.tasks.external import is_event_path
 

@@ -22,8 +22,8 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
 
     from roundgate import aws
     from roundgate.clock import Clock, Deadline, seed_after_restore
-    from roundgate.observability.correlation import environment
     from roundgate.observability.metrics import Metrics
+    from roundgate.observability.tracing import environment
     from roundgate.runtime import startup
     from roundgate.storage import TaskRef
     from roundgate.tasks.sweep import Sweep

@@ -19,7 +19,7 @@ from roundgate.client.messages import of_arguments
 from roundgate.client.types import Tool
 from roundgate.errors import BadAnswer, ParseError
 from roundgate.http.exchange import exchange_of
-from roundgate.observability.correlation import Correlation
+from roundgate.observability.tracing import Correlation
 from roundgate.version import VERSION
 
 REVISION: Final = "2026-07-28"

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from roundgate.observability.correlation import members_here
+from roundgate.observability.tracing import members_here
 from roundgate_console.activity import Activity, Cell, Span
 
 MAX_EVENTS: Final = 20_000

@@ -31,8 +31,7 @@ from roundgate.http.connections import Bounds, Connections
 from roundgate.http.room import Stage
 from roundgate.protocol.uri_template import UriTemplate
 from roundgate.settings import HttpConfig, JwtAuthConfig
-from roundgate.tokens.request_state import Binding, StateSealer
-from roundgate.tokens.sealed import KeyRing
+from roundgate.tokens.sealed import Binding, KeyRing, StateSealer
 from roundgate_aws import http as lambda_http
 from tests.chaos.hostile import request
 from tests.support import wire

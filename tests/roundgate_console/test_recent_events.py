@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundgate.observability import observe
-from roundgate.observability.correlation import Correlation, correlated
+from roundgate.observability.tracing import Correlation, correlated
 from roundgate_console.recent import (
     MAX_BYTES,
     MAX_EVENTS,

@@ -28,15 +28,14 @@ from roundgate.replay.sync_context import SyncContext
 from roundgate.runtime import loading
 from roundgate.settings import TasksConfig
 from roundgate.storage.ports import Message, TaskQueue
-from roundgate.storage.sqlite.database import SqliteDatabase
+from roundgate.storage.sqlite.database import SqliteDatabase, transacted
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.events import Delivered, NotClaimed
 from roundgate.tasks.external import Deliveries, EventSource
+from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.stored import Claimed, StoredTasks

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from roundgate.auth.principal import Principal
-from roundgate.tokens.request_state import Binding, StateSealer
-from roundgate.tokens.sealed import Key, KeyRing
+from roundgate.tokens.sealed import Binding, Key, KeyRing, StateSealer
 from tests.support.clocks import FixedClock
 
 ANN = Principal("https://login.example.com/", "ann", "cli", frozenset({"rooms"}))

@@ -34,8 +34,8 @@ from roundgate.background import detached
 from roundgate.clock import Clock, Timer, iso
 from roundgate.errors import Unavailable
 from roundgate.json import encode
-from roundgate.observability.correlation import CORRELATION, Correlation
 from roundgate.observability.metrics import set_audit_unwritable
+from roundgate.observability.tracing import CORRELATION, Correlation
 from roundgate.settings import AuditConfig
 
 MAX_WAITING: Final = 10_000

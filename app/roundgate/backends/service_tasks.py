@@ -34,7 +34,7 @@ class TaskSource(Protocol):
 
     Each method may raise `TaskNotFound`, `Unavailable` (the service does not answer) and
     `BackendError` (the service's answer is invalid). The gateway cancels a method after
-    `tasks.named.SOURCE_S` seconds.
+    `tasks.service.SOURCE_S` seconds.
     """
 
     async def get(self, task_id: str, principal: Principal) -> TaskView:

@@ -25,8 +25,14 @@ from roundgate.http.request import REFUSED
 from roundgate.methods.extensions import ROUTES
 from roundgate.methods.parts import CurrentMethods, Methods, Parts
 from roundgate.methods.rounds import RequestContext, Stream
-from roundgate.observability.correlation import CORRELATION
-from roundgate.observability.tracing import TRACE, Span, TracedMessage, Tracing, context_of
+from roundgate.observability.tracing import (
+    CORRELATION,
+    TRACE,
+    Span,
+    TracedMessage,
+    Tracing,
+    context_of,
+)
 from roundgate.protocol import Notification, Request, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from roundgate.auth import Principal
 from roundgate.errors import AuthError, GatewayError, InsufficientScope, TransportError, Unavailable
 from roundgate.http.protected import ProtectedResource
 from roundgate.observability import REQUESTS
-from roundgate.observability.correlation import Correlation
+from roundgate.observability.tracing import Correlation
 from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, sse, without_none
 
 JSON: Final = b"application/json"

@@ -1,5 +1,5 @@
-"""One replica of the gateway in a process: its endpoints, workers and reloads, the signals that
-stop it, and a watch over its event loop.
+"""One replica of the gateway in a process: its endpoints, workers and reloads, the changes of
+resources of servers for its streams, the signals that stop it, and a watch over its event loop.
 
 It does not depend on FastAPI: `roundgate.main` puts it behind routes and layers.
 """
@@ -17,16 +17,21 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from roundgate.backends import Catalog, Snapshot, ViewSource
+from roundgate.backends import Catalog, Serving, Snapshot, ViewSource
+from roundgate.backends.base import ChangeReporter
+from roundgate.background import detached
 from roundgate.clock import Clock, ticker
 from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.errors import ResourceNotFound, Unavailable
 from roundgate.http.endpoint import Endpoint
 from roundgate.http.older import OlderClients
-from roundgate.http.readiness import Readiness
+from roundgate.http.routes import Readiness
+from roundgate.methods.changes import Hub
 from roundgate.methods.extensions import makes_tasks
 from roundgate.methods.once import Once
 from roundgate.methods.parts import CurrentMethods, Methods, Parts
@@ -34,7 +39,6 @@ from roundgate.methods.rates import Rates
 from roundgate.methods.table import make_methods, server_info
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
-from roundgate.runtime.resource_changes import ResourceChanges
 from roundgate.runtime.startup import Core, make_ring
 from roundgate.settings import Settings
 from roundgate.tasks import NamedTasks, Tasks, Watch
@@ -43,6 +47,80 @@ from roundgate.tokens import KeyRing, StateSealer, TaskIds
 if TYPE_CHECKING:
     from roundgate.auth.jwks import KeySet
     from roundgate.tasks.pool import Pool
+
+
+MAX_URIS: Final = 5_000
+"""The maximum number of URIs for which a process asks servers to report changes."""
+SETTLE_S: Final = 0.05
+"""Seconds for which changed subscriptions are collected before servers are notified."""
+
+
+class ResourceChanges:
+    """Subscribes to resources of the servers behind the gateway, for the streams of this process.
+
+        streams ──▶ Hub: the subscribed URIs ──▶ the server of each URI ──▶ its changes ──▶ streams
+
+    Each process subscribes to the URIs of its own streams, so it publishes a change only locally.
+    URIs are grouped once for all streams that begin or end within `SETTLE_S`.
+    """
+
+    def __init__(self, hub: Hub, serving: Serving) -> None:
+        self._hub = hub
+        self._serving = serving
+        self._timer: asyncio.TimerHandle | None = None
+        self._reporters: dict[str, ChangeReporter | None] = {}
+        """The reporter of each URI in the current catalog; `None` if its server reports no changes."""
+        self._active: dict[int, ChangeReporter] = {}
+        """The reporters with subscribed URIs, by identity."""
+        hub.on_uris = self._schedule
+
+    def renew(self) -> None:
+        """Find the server of each URI again, because the catalog has changed."""
+        self._reporters.clear()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._timer is None:
+            self._timer = detached(
+                asyncio.get_running_loop().call_later, SETTLE_S, self._report_uris
+            )
+
+    def close(self) -> None:
+        """Stop updating the subscriptions."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._hub.on_uris = _ignore
+
+    def _report_uris(self) -> None:
+        self._timer = None
+        wanted: dict[int, set[str]] = {key: set() for key in self._active}
+        reporters = dict(self._active)
+        uris = list(islice(self._hub.uris, MAX_URIS))
+        self._reporters = {uri: self._find_reporter(uri) for uri in uris}
+        for uri, reporter in self._reporters.items():
+            if reporter is not None:
+                reporters[id(reporter)] = reporter
+                wanted.setdefault(id(reporter), set()).add(uri)
+        for key, wanted_uris in wanted.items():
+            reporters[key].report(frozenset(wanted_uris), self._publish)
+        self._active = {key: reporters[key] for key, wanted_uris in wanted.items() if wanted_uris}
+
+    def _publish(self, uri: str) -> None:
+        self._hub.publish(notifications.RESOURCE_UPDATED, uri)
+
+    def _find_reporter(self, uri: str) -> ChangeReporter | None:
+        """Return the reporter of changes of a resource, or `None`."""
+        if uri in self._reporters:
+            return self._reporters[uri]
+        try:
+            return self._serving.catalog.resource(uri)[0].reporter
+        except (ResourceNotFound, Unavailable):
+            return None
+
+
+def _ignore() -> None:
+    """Do nothing."""
+
 
 STALL_S: Final = 1.0
 """Seconds without a turn after which an event loop is reported as blocked."""

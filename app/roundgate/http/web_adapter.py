@@ -20,7 +20,7 @@ from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import ParseError
 from roundgate.http.exchange import Hosting
-from roundgate.observability.correlation import environment
+from roundgate.observability.tracing import environment
 
 INVOCATION: Final = b"x-amzn-lambda-context"
 REQUEST: Final = b"x-amzn-request-context"

@@ -44,8 +44,7 @@ from roundgate.errors import (
 )
 from roundgate.json import digest
 from roundgate.methods.changes import OpenSubscription
-from roundgate.observability.correlation import Correlation
-from roundgate.observability.tracing import Span
+from roundgate.observability.tracing import Correlation, Span
 from roundgate.protocol import Inbound, InputParams, tasks
 from roundgate.replay import (
     Call,

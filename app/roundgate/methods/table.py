@@ -1,17 +1,24 @@
 """The table of the methods: each method's function, its params, and the capabilities that it
-requires. The table of the revision has the params that `Mcp-Name` mirrors."""
+requires; and the methods server/discover and subscriptions/listen.
+
+The table of the revision has the params that `Mcp-Name` mirrors."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
+from roundgate.auth import Principal
 from roundgate.backends import Catalog, Fallback
 from roundgate.config import GatewayConfig
+from roundgate.errors import CallRefused, InsufficientScope, TaskNotFound
 from roundgate.methods.access import Access
+from roundgate.methods.changes import OpenSubscription
 from roundgate.methods.extensions import EXTENSIONS
 from roundgate.methods.parts import (
     Arguments,
@@ -28,20 +35,24 @@ from roundgate.methods.prompts_and_resources import (
     ResourceMethods,
 )
 from roundgate.methods.rates import ConfiguredLimits
-from roundgate.methods.rounds import Calls, Reply, RequestContext
-from roundgate.methods.subscriptions import SubscriptionMethods
+from roundgate.methods.rounds import Calls, Reply, RequestContext, Stream
 from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import (
+    REQUIRED,
     SUPPORTED_VERSIONS,
     CallToolParams,
+    ListenParams,
     ListParams,
     ResultFormat,
+    SubscriptionFilter,
+    TaskView,
+    notifications,
     params,
     without_none,
 )
 from roundgate.replay import LongTexts
 from roundgate.settings import ServerConfig
-from roundgate.tasks import Life
+from roundgate.tasks import Life, NamedTask
 
 
 def make_methods(
@@ -226,3 +237,97 @@ def _limited_methods(table: Mapping[str, Method[Any]], kit: Kit) -> Mapping[str,
         if method.counts
     }
     return {**table, **limited}
+
+
+MAX_STREAM_S: Final = 30 * 86_400
+"""The maximum life of a stream whose token expires later, in seconds."""
+
+
+def served_filter(
+    view: str, access: Access, principal: Principal, params: ListenParams
+) -> SubscriptionFilter:
+    """Return the client's filter, limited to the resources of the view that the caller may read."""
+    requested = params.notifications
+    uris = requested.resource_subscriptions
+    own = [uri for uri in uris if access.may_subscribe(uri, principal, view)]
+    return requested if own == uris else replace(requested, resource_subscriptions=own)
+
+
+class SubscriptionMethods:
+    """The method that opens streams of changes of lists, resources and the caller's tasks, at any
+    replica."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._changes = kit.parts.changes
+        self._view = kit.parts.view
+        self._features = kit.features
+        self._tasks = kit.parts.tasks
+        self._watch = kit.parts.watch
+        self._access = kit.access
+        self._results = kit.results
+        self._clock = kit.parts.clock
+
+    async def listen(self, context: RequestContext, params: ListenParams) -> Stream:
+        """Serve subscriptions/listen.
+
+        Raises:
+            Unavailable: there are too many streams, or a store cannot be reached.
+            MissingCapability: the client listens to tasks without the tasks extension.
+        """
+        inbound, principal = context.inbound, context.principal
+        requested = served_filter(self._view, self._access, principal, params)
+        closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
+        known = await self._known(context, requested.task_ids)
+        task_ids = [task.id for task, _ in known]
+        await self._changes.ready()
+        subscription = self._changes.hub.subscribe(
+            inbound.id, principal, requested, self._features, task_ids, self._view
+        )
+        if any(method != notifications.TASK for method, _ in subscription.topics):
+            self._changes.follow(subscription)
+        for task, view in known:
+            self._follow(subscription, task, view)
+        self._end_with_token(subscription, principal)
+        return Stream(subscription, closing)
+
+    def _end_with_token(self, subscription: OpenSubscription, principal: Principal) -> None:
+        """Close a stream when the token that opened it expires."""
+        if principal.expires_at_s is None:
+            return
+        left_s = principal.expires_at_s - self._clock.now_ms() / 1000
+        timer = asyncio.get_running_loop().call_later(
+            min(max(0.0, left_s), MAX_STREAM_S), subscription.close
+        )
+        subscription.ends.append(timer.cancel)
+
+    async def _known(
+        self, context: RequestContext, task_ids: Sequence[str]
+    ) -> list[tuple[NamedTask, TaskView | None]]:
+        """Return the caller's tasks whose tools it may call, with their views. The task of a
+        service has no view, because a stream does not wait for services."""
+        if not task_ids:
+            return []
+        context.inbound.meta.capabilities.require(
+            REQUIRED, "listening to tasks", has_substitute=False
+        )
+        if "tasks" not in self._features:
+            return []
+        known: list[tuple[NamedTask, TaskView | None]] = []
+        for task_id in dict.fromkeys(task_ids):
+            with suppress(TaskNotFound, InsufficientScope, CallRefused):
+                task = self._tasks.find(context.principal, task_id)
+                self._access.check(await task.tool(), context.principal)
+                known.append((task, None if task.backend else await task.look()))
+        return known
+
+    def _follow(
+        self, subscription: OpenSubscription, task: NamedTask, view: TaskView | None
+    ) -> None:
+        """Send the view of a task to a stream, now and after each change."""
+
+        def tell(view: TaskView) -> None:
+            subscription.offer((notifications.TASK, task.id), self._tasks.detailed(view))
+
+        if view is not None:
+            tell(view)  # so that no change since the client's last read is lost
+        subscription.ends.append(self._watch.begin(task, view, tell))

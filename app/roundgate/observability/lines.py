@@ -5,7 +5,7 @@
     "tools/call", "name": "add", …}
 
 A record's `extra={"fields": {…}}` becomes members of the object, after the ids of the call being
-processed (`roundgate.observability.correlation`). Arguments, results, tokens and answers are never
+processed (`roundgate.observability.tracing`). Arguments, results, tokens and answers are never
 logged. Control characters, and characters that hide or reorder text, are escaped.
 """
 
@@ -18,9 +18,8 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from roundgate.clock import iso
 from roundgate.json import encode
-from roundgate.observability.correlation import members_here
 from roundgate.observability.terminal import escaped
-from roundgate.observability.tracing import TRACE
+from roundgate.observability.tracing import TRACE, members_here
 
 LogFormat: TypeAlias = Literal["auto", "text", "json"]
 """The format of log lines; `auto` is text on a terminal and JSON elsewhere."""

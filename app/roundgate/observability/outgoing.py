@@ -23,7 +23,6 @@ from msgspec import Struct
 
 from roundgate.errors import TimedOut
 from roundgate.json import digest
-from roundgate.observability.correlation import CORRELATION, RecordRequest
 from roundgate.observability.metrics import (
     instruments,
     known_code,
@@ -32,8 +31,10 @@ from roundgate.observability.metrics import (
     target_in,
 )
 from roundgate.observability.tracing import (
+    CORRELATION,
     KEYS,
     MAX_TARGET,
+    RecordRequest,
     Tracing,
     current_carrier,
     fail,

@@ -18,10 +18,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TextIO
 
 from roundgate.json import encode
-from roundgate.observability.correlation import members_here
 from roundgate.observability.frames import framed
 from roundgate.observability.terminal import Style, escaped
-from roundgate.observability.tracing import TRACE
+from roundgate.observability.tracing import TRACE, members_here
 
 WHAT_CHARS: Final = 36
 """The width of the column for the method and name of a request, in characters."""

@@ -30,8 +30,8 @@ from roundgate.errors import (
     ToolError,
 )
 from roundgate.json import fresh
-from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.metrics import instruments
+from roundgate.observability.tracing import CORRELATION
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, InStep, inside
 from roundgate.replay.driving import awaiting

@@ -38,9 +38,9 @@ from roundgate.tokens import EventTokens, Key, KeyRing, keys
 if TYPE_CHECKING:  # imported at run time only by processes that need them
     from roundgate.audit import Trail
     from roundgate.storage.sqs import SqsQueue
-    from roundgate.tasks.clock_trust import ClockTrust
     from roundgate.tasks.external import EventSource
     from roundgate.tasks.hidden import HiddenTasks
+    from roundgate.tasks.lease import ClockTrust
     from roundgate.tasks.pool import Pool
     from roundgate.tasks.sweep import Sweep
     from roundgate.tasks.watchdog import Watchdog
@@ -142,7 +142,7 @@ class Core(Struct, frozen=True):
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
         """Return the `ClockTrust` that decides whether this process may act by its clock."""
-        from roundgate.tasks.clock_trust import ClockTrust
+        from roundgate.tasks.lease import ClockTrust
 
         skew_ms = config.tasks.skew_ms(self.stores.facts.clock_skew_s)
         return ClockTrust(clock, int(config.tasks.lease_s * 1000), skew_ms)

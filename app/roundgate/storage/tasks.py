@@ -188,7 +188,7 @@ class TaskRecord(Struct, frozen=True):
     retried_as: str | None = None
     """The id of the task of the same owner that continues this task's work."""
     call_id: str | None = None
-    """The id of the call in the log (`roundgate.observability.correlation`)."""
+    """The id of the call in the log (`roundgate.observability.tracing`)."""
     events: Sequence[Mark] = ()
     """The external events of the task in the order in which they were opened."""
     asked: Sequence[str] = ()

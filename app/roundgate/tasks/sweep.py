@@ -30,8 +30,8 @@ from roundgate.errors import Unavailable
 from roundgate.protocol import OPEN, Event, sources
 from roundgate.settings import TasksConfig
 from roundgate.storage import OpenTask, TaskQueue, TaskRef
-from roundgate.tasks.clock_trust import LONGEST_LEASE_MS, ClockTrust
 from roundgate.tasks.events import Expire, GoOn, LetGo, Postpone, Postponed, Sending
+from roundgate.tasks.lease import LONGEST_LEASE_MS, ClockTrust
 from roundgate.tasks.stored import StoredTasks
 
 AT_ONCE: Final = 200

@@ -74,9 +74,8 @@ from roundgate.errors import (
     WorkerFault,
 )
 from roundgate.json import encode
-from roundgate.observability.correlation import Correlation
 from roundgate.observability.metrics import Metrics
-from roundgate.observability.tracing import Tracing
+from roundgate.observability.tracing import Correlation, Tracing
 from roundgate.protocol import Status
 from roundgate.replay import (
     HOLD_MS,
@@ -108,8 +107,7 @@ from roundgate.replay import (
 from roundgate.settings import TasksConfig
 from roundgate.storage import Ending, Mark, TaskRecord, TaskRef
 from roundgate.tasks import watchdog
-from roundgate.tasks.call import TaskCall, read_task
-from roundgate.tasks.clock_trust import ClockTrust
+from roundgate.tasks.call import Life, TaskCall, read_task, waits_until_ms
 from roundgate.tasks.events import (
     NOTHING,
     Added,
@@ -124,12 +122,12 @@ from roundgate.tasks.events import (
 from roundgate.tasks.events import SuspendTask as Ask
 from roundgate.tasks.lease import (
     MAX_MESSAGE_DELAY_MS,
+    ClockTrust,
     Heartbeat,
     LeaseTime,
     Patience,
     to_its_end,
 )
-from roundgate.tasks.life import Life, waits_until_ms
 from roundgate.tasks.outcome import (
     call_outcome,
     ended,

@@ -32,7 +32,7 @@ from roundgate.background import detached
 from roundgate.errors import InternalError, TaskNotFound, Unavailable
 from roundgate.protocol import TaskView
 from roundgate.storage import TaskRef
-from roundgate.tasks.named import NamedTask
+from roundgate.tasks.service import NamedTask
 from roundgate.tasks.stored import Glimpse
 
 AT_ONCE: Final = 8

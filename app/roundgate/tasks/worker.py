@@ -46,7 +46,7 @@ from roundgate.errors import (
     NotServedHere,
     Unavailable,
 )
-from roundgate.observability.correlation import correlated
+from roundgate.observability.tracing import correlated
 from roundgate.protocol import Status
 from roundgate.replay import (
     Cleanup,

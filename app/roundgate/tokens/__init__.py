@@ -12,9 +12,9 @@ from roundgate.tokens.ids import EventPlace as EventPlace
 from roundgate.tokens.ids import EventTokens as EventTokens
 from roundgate.tokens.ids import TaskIds as TaskIds
 from roundgate.tokens.ids import TaskPlace as TaskPlace
-from roundgate.tokens.request_state import Binding as Binding
-from roundgate.tokens.request_state import FixedTask as FixedTask
-from roundgate.tokens.request_state import OpenedState as OpenedState
-from roundgate.tokens.request_state import StateSealer as StateSealer
+from roundgate.tokens.sealed import Binding as Binding
+from roundgate.tokens.sealed import FixedTask as FixedTask
 from roundgate.tokens.sealed import Key as Key
 from roundgate.tokens.sealed import KeyRing as KeyRing
+from roundgate.tokens.sealed import OpenedState as OpenedState
+from roundgate.tokens.sealed import StateSealer as StateSealer

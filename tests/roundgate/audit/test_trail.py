@@ -21,7 +21,7 @@ from roundgate.audit.trail import MAX_WAITING
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock, Timer
 from roundgate.errors import Unavailable
-from roundgate.observability.correlation import Correlation, correlated
+from roundgate.observability.tracing import Correlation, correlated
 from roundgate.settings import AuditConfig
 from tests.support.audit import DIGESTS, checkpointed, files, records, text, verified
 from tests.support.documents import ROOT

@@ -15,8 +15,8 @@ import pytest
 from bench.postgresql import Server as Database
 from roundgate.auth.jwks import FRESH_MS, RETRY_MS, KeySet
 from roundgate.errors import Unavailable
-from roundgate.http import readiness
-from roundgate.http.readiness import Readiness, ReadinessStatus
+from roundgate.http import routes
+from roundgate.http.routes import Readiness, ReadinessStatus
 from tests.support.asgi import STATE_KEY
 from tests.support.clocks import FixedClock
 from tests.support.issuer import jwks
@@ -130,7 +130,7 @@ def of(sessions: Sessions, *, refuses: bool = False) -> Readiness:
 
 
 async def test_any_number_of_probes_at_once_is_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "KEPT_S", 600.0)
+    monkeypatch.setattr(routes, "KEPT_S", 600.0)
     sessions = Sessions()
     subject = of(sessions)
     assert set(await asyncio.gather(*(subject.status() for _ in range(100)))) == {
@@ -142,14 +142,14 @@ async def test_any_number_of_probes_at_once_is_one_read(monkeypatch: pytest.Monk
 async def test_a_store_that_fails_or_hangs_is_unreachable_until_it_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(readiness, "KEPT_S", 0.0)
-    monkeypatch.setattr(readiness, "CHECK_S", 0.01)
+    monkeypatch.setattr(routes, "KEPT_S", 0.0)
+    monkeypatch.setattr(routes, "CHECK_S", 0.01)
     sessions = Sessions(fail)
     subject = of(sessions)
     assert await subject.status() is ReadinessStatus.STORE_UNREACHABLE
     sessions.answer = hang
     assert await subject.status() is ReadinessStatus.STORE_UNREACHABLE
-    monkeypatch.setattr(readiness, "CHECK_S", 60.0)
+    monkeypatch.setattr(routes, "CHECK_S", 60.0)
     sessions.answer = None
     assert await subject.status() is ReadinessStatus.READY
 

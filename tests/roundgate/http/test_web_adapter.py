@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from roundgate import Context, tool
 from roundgate.http.web_adapter import MARGIN_MS
-from roundgate.observability.correlation import members_here
+from roundgate.observability.tracing import members_here
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Exchange, built, client, config_file

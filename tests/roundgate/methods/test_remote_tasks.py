@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.settings import TasksConfig
-from roundgate.tasks import named
+from roundgate.tasks import service as owners_tasks
 from roundgate.tokens.ids import TaskIds, TaskPlace
 from roundgate.tokens.keys import parse
 from roundgate.tokens.sealed import KeyRing
@@ -302,7 +302,7 @@ async def test_a_source_that_does_not_answer_is_not_waited_for(
 ) -> None:
     task_id = await ann.begin("dispatch")
     jobs.hangs = asyncio.Event()
-    monkeypatch.setattr(named, "SOURCE_S", 0.05)
+    monkeypatch.setattr(owners_tasks, "SOURCE_S", 0.05)
     status, error = await ann.error("tasks/get", {"taskId": task_id})
     assert (status, error["message"]) == (
         503,

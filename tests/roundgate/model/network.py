@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.storage.ports import Message
-from roundgate.storage.sqlite.database import MIGRATIONS, SqliteDatabase
-from roundgate.storage.sqlite.writing import transacted
+from roundgate.storage.sqlite.database import MIGRATIONS, SqliteDatabase, transacted
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import UnderLease
 from roundgate.tasks.stored import Lease, StoredTasks

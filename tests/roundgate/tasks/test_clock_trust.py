@@ -22,8 +22,8 @@ from roundgate.storage.ports import OnceStore
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.tasks import events
-from roundgate.tasks.clock_trust import HEARD_MS, HOLD_MS
 from roundgate.tasks.events import NotClaimed
+from roundgate.tasks.lease import HEARD_MS, HOLD_MS
 from roundgate.tasks.turn import TurnResult
 from tests.support.asgi import client, config_file, stoppable
 from tests.support.clocks import FixedClock

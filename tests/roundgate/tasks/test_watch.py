@@ -21,8 +21,7 @@ from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status, TaskView
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks.named import NamedTasks
-from roundgate.tasks.service import Tasks
+from roundgate.tasks.service import NamedTasks, Tasks
 from roundgate.tasks.stored import Glimpse
 from roundgate.tasks.watch import Tell, Watch
 from roundgate.tokens.ids import TaskIds

@@ -11,8 +11,7 @@ from roundgate.auth.principal import Principal
 from roundgate.errors import StateRefused
 from roundgate.settings.process import Settings
 from roundgate.tokens import keys
-from roundgate.tokens.request_state import Binding, StateSealer
-from roundgate.tokens.sealed import MAX_CALLERS, KeyRing
+from roundgate.tokens.sealed import MAX_CALLERS, Binding, KeyRing, StateSealer
 from tests.support import rounds
 from tests.support.asgi import STATE_KEY, built, client, config_file
 from tests.support.clocks import FixedClock, SkippingClock

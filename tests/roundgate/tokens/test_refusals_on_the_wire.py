@@ -23,8 +23,7 @@ from roundgate.main import build_app
 from roundgate.observability import JsonFormatter
 from roundgate.settings.process import Settings
 from roundgate.tokens import keys
-from roundgate.tokens.request_state import Binding, StateSealer
-from roundgate.tokens.sealed import KeyRing
+from roundgate.tokens.sealed import Binding, KeyRing, StateSealer
 from tests.support import wire
 from tests.support.asgi import Client, client, config_file
 from tests.support.clocks import SkippingClock

@@ -13,8 +13,7 @@ from hypothesis import given
 from roundgate.auth.principal import Principal
 from roundgate.errors import REFUSAL, StateRefused, StateTooLarge
 from roundgate.json import encode
-from roundgate.tokens.request_state import Binding
-from roundgate.tokens.sealed import Key, KeyRing
+from roundgate.tokens.sealed import Binding, Key, KeyRing
 from tests.support import json_values
 from tests.support.clocks import FixedClock
 from tests.support.tokens import ANN, BOOKING, NEW, OLD, sealed, sealer

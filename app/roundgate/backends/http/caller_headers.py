@@ -18,7 +18,7 @@ from roundgate.auth import Principal
 from roundgate.auth.principal import LOCAL_ISSUER, is_unicode
 from roundgate.backends.http.credential_config import SecretHeader
 from roundgate.errors import BackendError
-from roundgate.observability.correlation import CORRELATION
+from roundgate.observability.tracing import CORRELATION
 from roundgate.settings import CallerReference
 
 MAX_VALUE: Final = 8_000

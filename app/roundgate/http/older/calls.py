@@ -56,8 +56,8 @@ from roundgate.http.older.streams import Notices, OlderParts, RequestStream
 from roundgate.http.request import REFUSED
 from roundgate.methods.once import stored_reply
 from roundgate.methods.rounds import Reply
-from roundgate.observability.correlation import Correlation
 from roundgate.observability.tracing import (
+    Correlation,
     Span,
     TracedMessage,
     TracedOperation,

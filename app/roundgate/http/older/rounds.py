@@ -39,9 +39,10 @@ from roundgate.http.older.sessions import SessionCaller
 from roundgate.http.older.streams import OlderParts, RequestStream
 from roundgate.methods.once import kept_error, kept_reply
 from roundgate.methods.rounds import Reply, RequestContext, Stream
-from roundgate.observability.correlation import Correlation, correlated
 from roundgate.observability.tracing import (
+    Correlation,
     Span,
+    correlated,
 )
 from roundgate.protocol import (
     ClientCapabilities,

@@ -7,10 +7,10 @@ from roundgate.storage.ports import Opening, Ports, StoreFacts
 from roundgate.storage.sqlite.database import SqliteDatabase as SqliteDatabase
 from roundgate.storage.sqlite.database import connect_in_memory as connect_in_memory
 from roundgate.storage.sqlite.database import other_version as other_version
+from roundgate.storage.sqlite.database import transacted as transacted
 from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions as SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks as SqliteTasks
-from roundgate.storage.sqlite.writing import transacted as transacted
 
 
 def open_store(opening: Opening) -> Ports:

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from roundgate.protocol import Status
 from roundgate.storage import columns as sql
 from roundgate.storage import tasks
-from roundgate.storage.sqlite.database import SqliteDatabase, expired_rows
-from roundgate.storage.sqlite.writing import snapshot
+from roundgate.storage.sqlite.database import SqliteDatabase, expired_rows, snapshot
 
 if TYPE_CHECKING:
     import sqlite3

@@ -16,8 +16,8 @@ from roundgate import config as configuration
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import listening as mcp_listening
 from roundgate.backends.mcp import server as mcp_server
+from roundgate.http import replica
 from roundgate.methods.changes import Hub
-from roundgate.runtime import resource_changes
 from roundgate.settings import Settings
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Exchange, built, client, stoppable
@@ -297,7 +297,7 @@ async def test_the_uris_of_one_process_and_of_one_server_are_bounded(
         listening(app, resourceSubscriptions=["r:a", "r:b"]),
     ):
         await until({"resourceSubscriptions": ["r:a"]}, _last(server))
-        monkeypatch.setattr(resource_changes, "MAX_URIS", 0)
+        monkeypatch.setattr(replica, "MAX_URIS", 0)
         async with listening(app, resourceSubscriptions=["r:a"]):
 
             async def opened() -> int:
