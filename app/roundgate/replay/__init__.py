@@ -8,6 +8,7 @@ from __future__ import annotations
 from roundgate.replay import engine as engine
 from roundgate.replay.asking import ExternalEvent as ExternalEvent
 from roundgate.replay.branches import Branch as Branch
+from roundgate.replay.branches import Parked as Parked
 from roundgate.replay.branches import here as here
 from roundgate.replay.branches import inside as inside
 from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
@@ -15,11 +16,11 @@ from roundgate.replay.context import AnyContext as AnyContext
 from roundgate.replay.context import Context as Context
 from roundgate.replay.context import call_of as call_of
 from roundgate.replay.context import run_of as run_of
-from roundgate.replay.driving import number_tasks as number_tasks
 from roundgate.replay.engine import Completed as Completed
 from roundgate.replay.engine import Failed as Failed
 from roundgate.replay.engine import Restarted as Restarted
 from roundgate.replay.engine import Suspended as Suspended
+from roundgate.replay.engine import number_tasks as number_tasks
 from roundgate.replay.journal import DELIVERED as DELIVERED
 from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
 from roundgate.replay.journal import MAX_DEPTH as MAX_DEPTH
@@ -51,6 +52,8 @@ from roundgate.replay.questions import Form as Form
 from roundgate.replay.questions import Raw as Raw
 from roundgate.replay.questions import Url as Url
 from roundgate.replay.questions import form_schema as form_schema
+from roundgate.replay.recording import WATCH as WATCH
+from roundgate.replay.recording import StepWatch as StepWatch
 from roundgate.replay.run import HOLD_MS as HOLD_MS
 from roundgate.replay.run import NAME as NAME
 from roundgate.replay.run import Authorize as Authorize
@@ -68,8 +71,5 @@ from roundgate.replay.run import Read as Read
 from roundgate.replay.run import Run as Run
 from roundgate.replay.run import Stop as Stop
 from roundgate.replay.run import TextPart as TextPart
-from roundgate.replay.scheduling import Parked as Parked
-from roundgate.replay.steps import WATCH as WATCH
-from roundgate.replay.steps import StepWatch as StepWatch
 from roundgate.replay.sync_context import SyncContext as SyncContext
 from roundgate.replay.values import digest_of_value as digest_of_value

@@ -40,9 +40,9 @@ from roundgate.replay.journal import (
     wire_key,
 )
 from roundgate.replay.questions import Answer, Form, Question, UnfitAnswer, question_digest
-from roundgate.replay.recording import recording_cut, repeat_cut, take_event, write
+from roundgate.replay.recording import recording_cut, repeat_cut, take_event, within_scopes, write
 from roundgate.replay.run import ExternalEvents, Run
-from roundgate.replay.waiting import check_wait, refuse_timeout, within_scopes
+from roundgate.replay.waiting import check_wait, refuse_timeout
 
 MAX_CHANGES: Final = 3
 """The number of consecutive rounds with a changed question after which the run raises an error."""

@@ -37,7 +37,7 @@ from roundgate.protocol import PromptMessage, notifications
 from roundgate.replay import asking, remembered, steps, waiting
 from roundgate.replay.asking import ExternalEvent, open_event
 from roundgate.replay.branches import Branch, here, inside
-from roundgate.replay.driving import item_branches, side_by_side
+from roundgate.replay.engine import item_branches, side_by_side
 from roundgate.replay.questions import (
     Answer,
     Form,

@@ -8,7 +8,7 @@ consequences are complete.
 A *cut* is a cancellation that the handler itself caused, by a timeout or a failed sibling. A replay
 repeats every cut; otherwise a step that was cancelled in the first run could complete in the next
 one. A call of ctx records its own cancellation. If a limit of asyncio or anyio ends another wait
-(an event, a queue, a request of the handler's own), `driving` records it.
+(an event, a queue, a request of the handler's own), `engine` records it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, Final
 
 from roundgate.aio import to_its_end
 from roundgate.errors import SAME_PATH, NondeterminismError, StepFailed, Suspend
-from roundgate.replay.branches import Branch, here, inside
+from roundgate.replay.branches import Branch, Order, here, inside, is_cut_wait
 from roundgate.replay.journal import Cut, Entry, Told
 from roundgate.replay.run import Run
-from roundgate.replay.scheduling import Order, is_cut_wait
 
 CUT_GRACE_S: Final = 5.0
 """The time in seconds by which a cut may come later than in the first run."""
@@ -40,6 +40,61 @@ CUT_EARLY: Final = (
     "anyio ended a wait outside of ctx before it: use `async with ctx.timeout(seconds)`, whose end is "
     "the same in every run, and move slow work into ctx.step"
 )
+
+
+class StepWatch:
+    """An observer of the steps of the runs in its context, for tests. A method that never returns
+    acts as the death of the run's process."""
+
+    async def begins(self, key: str, what: str | None) -> None:
+        """Handle the start of a step, before its function is called. `what` is the step's
+        identity."""
+
+    async def has_run(self, key: str) -> None:
+        """Handle the end of a step, before its outcome is recorded."""
+
+    async def is_remembered(self, key: str) -> None:
+        """Handle a step after its outcome was recorded, or a poll that returned `None`."""
+
+    def value(self, run: Run, key: str, value: Any) -> Any:
+        """Return the value to remember at a place, given the value that the engine made."""
+        return value
+
+    def run_ended(self, run: Run) -> None:
+        """Handle the end of a run, with any outcome."""
+
+
+UNWATCHED: Final = StepWatch()
+WATCH: Final[ContextVar[StepWatch]] = ContextVar("roundgate_step_watch", default=UNWATCHED)
+
+
+async def within_scopes(run: Run, branch: Branch) -> None:
+    """Return once no durable time limit around the branch is about to end its block.
+
+    A passed limit usually cancels the branch during this wait, directly or through the task that
+    entered the block. If that task continues in the block (it catches the cancellation, or waits
+    for this branch in a `finally`), the branch continues too, as inside `asyncio.timeout`.
+
+    Raises:
+        Suspend: the run has ended meanwhile.
+        TimeoutError: a limit has passed, and the branch is a thread, which cannot be cancelled.
+    """
+    while over := [
+        s for s in branch.limits if s.until_ms <= run.clock.now_ms() and not s.has_fired
+    ]:
+        for scope in over:
+            scope.fire()
+        if branch.is_thread:
+            raise TimeoutError("the time limit around this call is over")
+        if run.stopped is not None:
+            raise Suspend
+        with run.quiescence.moving():
+            await over[0].wait_until_settled()
+        if over[0].is_pending:
+            raise Suspend
+    if any(scope.has_fired for scope in branch.limits):
+        # after all consequences of the limit's end
+        await take_turn(run, branch, run.order_here.new_rank())
 
 
 async def admit(run: Run) -> None:

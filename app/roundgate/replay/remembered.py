@@ -29,8 +29,8 @@ from roundgate.errors import HandlerVersionError, Suspend
 from roundgate.json import digest
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.journal import VERSION, Remembered
+from roundgate.replay.recording import WATCH
 from roundgate.replay.run import Run
-from roundgate.replay.steps import WATCH
 
 SEED: Final = "seed:"
 """The place of the seed. No name contains a colon."""

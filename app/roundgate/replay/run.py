@@ -2,7 +2,7 @@
 
 Every recorded entry has a place (`branches`). The run returns recorded results. It performs and
 records any other action, and returns the result in the form in which later runs get it. A run that
-cannot continue is suspended once all branches wait (`scheduling`). If the action at a place differs
+cannot continue is suspended once all branches wait (`branches`). If the action at a place differs
 from the recorded one, the run ends with `NondeterminismError`.
 
 Other modules have the actions of a handler, as functions with the run as their first argument:
@@ -39,7 +39,18 @@ from roundgate.protocol import (
     notifications,
     without_none,
 )
-from roundgate.replay.branches import END, Branch, Owner, Scope, here
+from roundgate.replay.branches import (
+    END,
+    Branch,
+    Order,
+    Owner,
+    Parked,
+    Quiescence,
+    Scope,
+    here,
+    path_from_key,
+    wake,
+)
 from roundgate.replay.journal import (
     HANDLER,
     Answered,
@@ -56,7 +67,6 @@ from roundgate.replay.journal import (
     Tried,
     WireNames,
 )
-from roundgate.replay.scheduling import Order, Parked, Quiescence, path_from_key, wake
 from roundgate.storage import TaskRef
 
 if TYPE_CHECKING:  # loaded only if there is an audit log

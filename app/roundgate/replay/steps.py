@@ -9,7 +9,6 @@ import types
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
@@ -34,7 +33,7 @@ from roundgate.observability.metrics import instruments
 from roundgate.observability.tracing import CORRELATION
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, InStep, inside
-from roundgate.replay.driving import awaiting
+from roundgate.replay.engine import awaiting
 from roundgate.replay.journal import (
     NOT_JSON,
     TIMED_OUT,
@@ -46,6 +45,7 @@ from roundgate.replay.journal import (
     plain,
 )
 from roundgate.replay.recording import (
+    WATCH,
     admit,
     compare,
     in_order,
@@ -54,11 +54,12 @@ from roundgate.replay.recording import (
     repeat_cut,
     repeat_path,
     take_event,
+    within_scopes,
     write_values,
 )
 from roundgate.replay.run import Run
 from roundgate.replay.values import REMEDY, find_conversion, identity, is_converted, returned
-from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until, within_scopes
+from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until
 
 log = logging.getLogger("roundgate.replay")
 
@@ -120,32 +121,6 @@ class StepOptions(Struct, frozen=True):
 
 
 ONCE: Final = StepOptions()
-
-
-class StepWatch:
-    """An observer of the steps of the runs in its context, for tests. A method that never returns
-    acts as the death of the run's process."""
-
-    async def begins(self, key: str, what: str | None) -> None:
-        """Handle the start of a step, before its function is called. `what` is the step's
-        identity."""
-
-    async def has_run(self, key: str) -> None:
-        """Handle the end of a step, before its outcome is recorded."""
-
-    async def is_remembered(self, key: str) -> None:
-        """Handle a step after its outcome was recorded, or a poll that returned `None`."""
-
-    def value(self, run: Run, key: str, value: Any) -> Any:
-        """Return the value to remember at a place, given the value that the engine made."""
-        return value
-
-    def run_ended(self, run: Run) -> None:
-        """Handle the end of a run, with any outcome."""
-
-
-UNWATCHED: Final = StepWatch()
-WATCH: Final[ContextVar[StepWatch]] = ContextVar("roundgate_step_watch", default=UNWATCHED)
 
 
 class StepTask(Struct, frozen=True):

@@ -24,7 +24,7 @@ from roundgate.replay import waiting
 from roundgate.replay.asking import ExternalEvent
 from roundgate.replay.branches import Branch, InStep, Scope, here, inside
 from roundgate.replay.context import CallFacts, Context, run_of
-from roundgate.replay.driving import item_branches
+from roundgate.replay.engine import item_branches
 from roundgate.replay.run import Run
 
 HELPERS: Final = 40

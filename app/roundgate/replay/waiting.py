@@ -26,9 +26,9 @@ from typing import Any, Final, NoReturn
 from msgspec.structs import replace
 
 from roundgate.clock import Timer, iso
-from roundgate.errors import Suspend, ToolError, Unrepeatable
+from roundgate.errors import ToolError, Unrepeatable
 from roundgate.replay.asyncio_internals import NEVER_ENDS, active_timeout, engine_call
-from roundgate.replay.branches import Branch, Scope, inside
+from roundgate.replay.branches import Branch, Scope, inside, wake
 from roundgate.replay.journal import Passed, Slept, Told, plain
 from roundgate.replay.recording import (
     compare,
@@ -36,11 +36,10 @@ from roundgate.replay.recording import (
     recording_cut,
     repeat_cut,
     take_event,
-    take_turn,
+    within_scopes,
     write,
 )
 from roundgate.replay.run import HOLD_FOR_TIMEOUTS_S, HOLD_MS, Run
-from roundgate.replay.scheduling import wake
 
 LATE_S: Final = 1.0
 """The time in seconds for code without calls of ctx in a block whose limit had already passed at
@@ -189,35 +188,6 @@ async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
         await run.quiescence.sleep(here_ms / 1000)
     run.wants_task = True
     await run.quiescence.park(branch, until_ms, until_ms - run.clock.now_ms())
-
-
-async def within_scopes(run: Run, branch: Branch) -> None:
-    """Return once no durable time limit around the branch is about to end its block.
-
-    A passed limit usually cancels the branch during this wait, directly or through the task that
-    entered the block. If that task continues in the block (it catches the cancellation, or waits
-    for this branch in a `finally`), the branch continues too, as inside `asyncio.timeout`.
-
-    Raises:
-        Suspend: the run has ended meanwhile.
-        TimeoutError: a limit has passed, and the branch is a thread, which cannot be cancelled.
-    """
-    while over := [
-        s for s in branch.limits if s.until_ms <= run.clock.now_ms() and not s.has_fired
-    ]:
-        for scope in over:
-            scope.fire()
-        if branch.is_thread:
-            raise TimeoutError("the time limit around this call is over")
-        if run.stopped is not None:
-            raise Suspend
-        with run.quiescence.moving():
-            await over[0].wait_until_settled()
-        if over[0].is_pending:
-            raise Suspend
-    if any(scope.has_fired for scope in branch.limits):
-        # after all consequences of the limit's end
-        await take_turn(run, branch, run.order_here.new_rank())
 
 
 def refuse_timeout(run: Run, branch: Branch) -> None:

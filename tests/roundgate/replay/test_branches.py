@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from roundgate.errors import NondeterminismError, Suspend
-from roundgate.replay import scheduling
+from roundgate.replay import branches
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Entry, Slept
@@ -106,7 +106,7 @@ ARRANGEMENTS: list[Arrange] = [
 async def test_branches_that_share_their_names_keep_what_is_theirs(
     arrange: Arrange, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduling, "GRACE_S", 0.02)  # it dies dozens of times, often in between
+    monkeypatch.setattr(branches, "GRACE_S", 0.02)  # it dies dozens of times, often in between
     effects = Counter[str]()
 
     async def act(what: str, number: int) -> str:

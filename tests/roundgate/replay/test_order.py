@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from roundgate.errors import NondeterminismError
-from roundgate.replay import scheduling
+from roundgate.replay import branches
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Suspended
 from roundgate.replay.journal import Told
@@ -417,7 +417,7 @@ async def test_a_race_is_won_by_the_same_branch_however_long_that_goes_on_by_its
 async def test_a_branch_that_never_waits_is_an_error_that_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduling, "MAX_TURNS", 1_000)
+    monkeypatch.setattr(branches, "MAX_TURNS", 1_000)
 
     async def handler(ctx: Context) -> str:
         task = asyncio.create_task(ctx.step("work", asyncio.sleep, 0.01))
@@ -472,7 +472,7 @@ async def test_branches_that_are_late_get_their_results_in_order() -> None:
 
         async def race() -> None:
             if not is_first:
-                await asyncio.sleep(2 * scheduling.GRACE_S)
+                await asyncio.sleep(2 * branches.GRACE_S)
             await asyncio.gather(races("slow", 0.1), races("fast", 0.02))
 
         learned: list[str] = []
