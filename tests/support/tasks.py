@@ -115,7 +115,7 @@ class Workshop:
         means = Means(
             *(self.catalog, self.store, self.clock, self.config, nobody_listens),
             clock_trust=trust,
-            external=source.of_task,
+            external=source,
         )
         self.worker = Worker(means)
         self.sweep = Sweep(self.store, self.queue, self.clock, self.config, trust=trust)

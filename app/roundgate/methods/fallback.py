@@ -29,10 +29,10 @@ from msgspec.structs import replace
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.backends import Fallback, OwnTool, is_approval
-from roundgate.clock import Clock, Deadline
+from roundgate.clock import Clock
 from roundgate.errors import MissingCapability, ParseError, StateRefused, StateTooLarge, ToolError
 from roundgate.methods.parts import Kit, Listing, Tools, ToolsByName
-from roundgate.methods.rounds import Reply, RequestContext
+from roundgate.methods.rounds import Reply, RequestContext, waits
 from roundgate.methods.task_tools import (
     ANSWERS,
     SCHEMAS,
@@ -143,19 +143,18 @@ class FallbackTools(ToolsByName):
             return self._call_own(own, context, params)
         if not self._substituted(params.name, context.inbound.meta.capabilities):
             return self._tools.call(context, params)
-        return self._call(context, params, self._waiting.deadline(context))
+        return self._call(context, params)
 
     async def _call_own(
         self, own: OwnTool, context: RequestContext, params: CallToolParams
     ) -> Reply:
-        deadline = self._waiting.deadline(context)
         context.correlation.tool = params.name
         schema = _ARGUMENTS if own is OwnTool.ANSWER else SCHEMAS[own]
         arguments = self._arguments.of_own_tool(params.name, schema, params.arguments)
         params = replace(params, sent=arguments)
         try:
             if own is not OwnTool.ANSWER:
-                return await self._task_tools.serve(own, params, context, deadline)
+                return await self._task_tools.serve(own, params, context)
             continued = await self._in_words.continued(params.arguments, context.principal)
             context.correlation.tool = continued.name
             context.correlation.through = params.name
@@ -168,20 +167,17 @@ class FallbackTools(ToolsByName):
                 )
             # headers mirror the arguments of this call, not of the call that asked
             inbound = replace(context.inbound, headers=None, name=continued.name)
-            return await self._call(replace(context, inbound=inbound), continued, deadline)
+            return await self._call(replace(context, inbound=inbound), continued)
         except (ToolError, StateRefused) as error:
             return self._results.tool(ToolResult.error(str(error)))
 
-    async def _call(
-        self, context: RequestContext, params: CallToolParams, deadline: Deadline
-    ) -> Reply:
+    async def _call(self, context: RequestContext, params: CallToolParams) -> Reply:
         capabilities = context.inbound.meta.capabilities
         substituted = self._substituted(params.name, capabilities)
         if not substituted:
             return await self._tools.call(context, params)
-        begun = self._waiting.begun(params, context)
-        if begun is not None:
-            return await self._wait(context, params, deadline, *begun)
+        if waits(params):
+            return await self._wait(context, params, *self._waiting.begun(params, context))
         meta = replace(
             context.inbound.meta, capabilities=capabilities.with_substitutes(substituted)
         )
@@ -199,7 +195,7 @@ class FallbackTools(ToolsByName):
             return reply
         if params.name in self._fallback.with_handles:
             return self._task_tools.handle(result)
-        return await self._wait(context, params, deadline, result["taskId"], 1)
+        return await self._wait(context, params, result["taskId"], 1)
 
     def _substituted(self, tool: str, capabilities: ClientCapabilities) -> Mapping[str, Any]:
         """Return the capabilities that have a substitute for this tool; empty if the client has
@@ -220,7 +216,6 @@ class FallbackTools(ToolsByName):
         self,
         context: RequestContext,
         params: CallToolParams,
-        deadline: Deadline,
         task_id: str,
         round_: int,
     ) -> Reply:
@@ -232,7 +227,7 @@ class FallbackTools(ToolsByName):
         self._access.check(params.name, context.principal)
         if params.input_responses:
             await task.update(params.input_responses)
-        view = await self._waiting.until_settled(task, deadline)
+        view = await self._waiting.until_settled(task, context)
         if view is not None and view.status.is_terminal:
             return self._results.stored_tool(result_from_view(view))
         still = self._waiting.still(task_id, view, params, context, round_)

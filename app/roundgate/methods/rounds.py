@@ -73,6 +73,8 @@ T = TypeVar("T")
 IDEMPOTENCY_KEY: Final = "roundgate/idempotencyKey"
 """The member of a request's `_meta` with a client's key for a call: 1 to 256 visible ASCII
 characters. The protocol reserves no prefix of one label (basic/index, "_meta")."""
+WAITING: Final = "wait."
+"""The beginning of a `requestState` that names a task (`methods.task_tools`)."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,256}")
 _DOUBT_PAUSE_S: Final = 0.25
 """Seconds that a round without questions waits, times its number: its client repeats it immediately,
@@ -431,6 +433,11 @@ class Calls(Struct, frozen=True, kw_only=True):
             case Failed(error):
                 shown = said_by(error) if self.shows_errors else None
                 raise InternalError(log_failure(what, error, self.clock), shown)
+
+
+def waits(params: InputParams) -> bool:
+    """Return whether a call already waits for a task."""
+    return isinstance(params.request_state, str) and params.request_state.startswith(WAITING)
 
 
 def _id_for_key(key: Any, target: CallTarget, principal: Principal, view: str) -> str:

@@ -29,21 +29,19 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.aio import Until
 from roundgate.backends import Fallback, OwnTool, is_approval
-from roundgate.clock import Clock, Deadline
+from roundgate.clock import Clock
 from roundgate.errors import StateRefused, TaskNotFound, ToolError, Unavailable
 from roundgate.methods.access import Access
 from roundgate.methods.parts import Replies
-from roundgate.methods.rounds import InputRequired, Reply, RequestContext
+from roundgate.methods.rounds import WAITING, InputRequired, Reply, RequestContext, waits
 from roundgate.methods.tools import argument_problems
 from roundgate.protocol import CallToolParams, Schema, Status, TaskView, ToolResult, merged
 from roundgate.tasks import NamedTask, NamedTasks, Watch
 from roundgate.tokens import Binding, StateSealer
 
-PREFIX: Final = "wait."
-"""The beginning of a `requestState` that names a task."""
 LEFT_MS: Final = 5_000.0
 """The maximum time that a waiting request reserves for its response, in milliseconds; a tenth of
-the request's time if that is shorter."""
+the time that it has left if that is shorter."""
 
 
 class Waiting:
@@ -55,35 +53,30 @@ class Waiting:
         self._clock = clock
         self._max_rounds = max_rounds
 
-    def deadline(self, context: RequestContext) -> Deadline:
-        """Return the deadline for waiting in a request that begins now."""
-        limit_ms = context.deadline.remaining_ms() or 0
-        return self._clock.deadline(limit_ms - min(LEFT_MS, limit_ms / 10))
-
-    def begun(self, params: CallToolParams, context: RequestContext) -> tuple[str, int] | None:
-        """Return the task that a call already waits for, and the number of this round; `None` if
-        the call waits for no task. Also record the call's id for the log.
+    def begun(self, params: CallToolParams, context: RequestContext) -> tuple[str, int]:
+        """Return the task that a call already waits for, by its state, and the number of this
+        round. Also record the call's id for the log.
 
         Raises:
             StateRefused: the state belongs to another call or caller.
         """
-        state = params.request_state
-        if not isinstance(state, str) or not state.startswith(PREFIX):
-            return None
-        opened = self._sealer.open(state.removeprefix(PREFIX), context.principal, _binding(params))
+        token = params.request_state.removeprefix(WAITING)
+        opened = self._sealer.open(token, context.principal, _binding(params))
         context.correlation.known_call_id = opened.call_id
         match opened.payload:
             case {"task": str(task_id)}:
                 return task_id, opened.round + 1
         raise StateRefused
 
-    async def until_settled(self, task: NamedTask, deadline: Deadline) -> TaskView | None:
-        """Return a task once it has ended or asks questions, or at the deadline. Return `None` if
-        its service could not be reached before the deadline.
+    async def until_settled(self, task: NamedTask, context: RequestContext) -> TaskView | None:
+        """Return a task once it has ended or asks questions, or shortly before the request's
+        deadline. Return `None` if its service could not be reached until then.
 
         Raises:
             TaskNotFound, InternalError: see `NamedTask.look`.
         """
+        left_ms = context.deadline.remaining_ms() or 0
+        deadline = self._clock.deadline(left_ms - min(LEFT_MS, left_ms / 10))
         latest: TaskView | None = None
         with suppress(Unavailable):
             latest = await task.look()
@@ -126,7 +119,7 @@ class Waiting:
             origin=context.span.carrier(),
             call_id=context.correlation.call_id,
         )
-        return InputRequired({} if view is None else task_requests(view), PREFIX + state)
+        return InputRequired({} if view is None else task_requests(view), WAITING + state)
 
 
 def _is_settled(view: TaskView | None) -> bool:
@@ -304,9 +297,7 @@ class TaskTools:
         structured = {**task, "instructions": text}
         return self._results.tool(ToolResult([text], structured_content=structured))
 
-    async def serve(
-        self, own: OwnTool, params: CallToolParams, context: RequestContext, deadline: Deadline
-    ) -> Reply:
+    async def serve(self, own: OwnTool, params: CallToolParams, context: RequestContext) -> Reply:
         """Serve a call of one of these tools.
 
         Raises:
@@ -327,7 +318,7 @@ class TaskTools:
             self._access.check(tool, context.principal)
             match own:
                 case OwnTool.RESULT:
-                    return await self._result(task, tool, params, context, deadline)
+                    return await self._result(task, tool, params, context)
                 case OwnTool.TASK_ANSWER:
                     await self._answer(task, tool, params.arguments["answers"])
                     text = (
@@ -347,12 +338,11 @@ class TaskTools:
         tool: str,
         params: CallToolParams,
         context: RequestContext,
-        deadline: Deadline,
     ) -> Reply:
-        begun = self._waiting.begun(params, context)
+        begun = self._waiting.begun(params, context) if waits(params) else None
         if begun is not None and params.input_responses:
             await task.update(params.input_responses)
-        view = await self._waiting.until_settled(task, deadline)
+        view = await self._waiting.until_settled(task, context)
         if view is None:
             raise Unavailable("The task's status cannot be read now; try again later")
         if view.status.is_terminal:

@@ -153,7 +153,8 @@ class Schema(Struct, frozen=True, dict=True):
         blocks the event loop."""
         if self.backtracks and not _has_at_most(MAX_BACKTRACKED, value):
             return False
-        return not self._readings.may_exceed(MAX_READINGS, value)
+        readings = self._readings
+        return readings.are_few or not readings.may_exceed(MAX_READINGS, value)
 
     def _can_explain(self, value: Any) -> bool:
         """Return whether listing all errors stays within `MAX_EFFORT`.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -163,11 +163,11 @@ class Core(Struct, frozen=True):
             skew_s=stores.facts.clock_skew_s,
             tracing=tracing.set_up(),
             metrics=stores.metrics,
-            texts=lambda view: self.texts(config, clock, view),
+            texts=cache(partial(self.texts, config, clock)),
             hidden=self.hidden(config, clock),
             shows_errors=self.shows_errors,
             clock_trust=trust,
-            external=lambda record: self.event_source(config).of_task(record),
+            external=self.event_source(config),
             trail=self.trail,
         )
         return Worker(means)

@@ -22,7 +22,7 @@ from roundgate.errors import NotJson, ParseError
 from roundgate.json import decode, digest, encode
 from roundgate.replay import MAX_DEPTH, plain
 from roundgate.settings import TasksConfig
-from roundgate.storage import TaskRecord, TaskRef
+from roundgate.storage import TaskRef
 from roundgate.tasks import machine
 from roundgate.tasks.events import Deliver, Delivered
 from roundgate.tasks.stored import StoredTasks
@@ -59,10 +59,6 @@ class EventSource(Struct, frozen=True):
     tokens: Callable[[], EventTokens]
     public_url: str | None
     config: TasksConfig
-
-    def of_task(self, record: TaskRecord) -> EventsOfTask:
-        """Return the external events of one task."""
-        return EventsOfTask(self, record.ref)
 
 
 class EventsOfTask(Struct, frozen=True):

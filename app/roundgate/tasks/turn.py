@@ -87,7 +87,6 @@ from roundgate.replay import (
     Completed,
     Context,
     Entry,
-    ExternalEvents,
     Failed,
     HiddenRounds,
     Journal,
@@ -120,6 +119,7 @@ from roundgate.tasks.events import (
     UnderLease,
 )
 from roundgate.tasks.events import SuspendTask as Ask
+from roundgate.tasks.external import EventsOfTask, EventSource
 from roundgate.tasks.lease import (
     MAX_MESSAGE_DELAY_MS,
     ClockTrust,
@@ -229,8 +229,8 @@ class Means:
     """Whether callers see the messages of unexpected exceptions."""
     clock_trust: ClockTrust | None = None
     """The `ClockTrust` of the process, if it has a sweep."""
-    external: Callable[[TaskRecord], ExternalEvents] | None = None
-    """Opens the external events of a task."""
+    external: EventSource | None = None
+    """The external events of all tasks."""
     trail: Trail | None = None
     """The audit log, if there is one."""
 
@@ -278,7 +278,9 @@ class Means:
             texts=None if self.texts is None else self.texts(task_call.view),
             hidden=None if self.hidden is None else partial(self.hidden, task_call.view),
             read=view.read_resource,
-            external=None if self.external is None or cleanup else self.external(record),
+            external=None
+            if self.external is None or cleanup
+            else EventsOfTask(self.external, record.ref),
             authorize=None if rules is None else rules.authorizer(principal),
             cleanup=cleanup,
         )

@@ -171,7 +171,7 @@ class WorkerProcess(Process):
         source = EventSource(lambda: TOKENS, "https://model", config)
         means = Means(
             *(catalog, self.store, self.clock, config, nobody_listens),
-            external=source.of_task,
+            external=source,
         )
         self.worker = Worker(means)
         sweep = Sweep(self.store, self.queue, self.clock, config)
