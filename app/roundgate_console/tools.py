@@ -16,7 +16,7 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.backends import Catalog, ServedTool
 from roundgate.errors import BadAnswer
-from roundgate.protocol.tool_hints import HINTS
+from roundgate.protocol.content import HINTS
 from roundgate_console.calling import CallOutcome, ToolCall, call_tool
 from roundgate_console.forms import (
     PageForm,

@@ -44,7 +44,7 @@ from roundgate.backends.config import (
 from roundgate.backends.registry import report_failures
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
-from roundgate.protocol.tool_hints import HINTS, has_hint
+from roundgate.protocol.content import HINTS, has_hint
 from roundgate.replay import Context
 from roundgate.settings import Origin
 

@@ -29,16 +29,19 @@ from roundgate.errors import AuthError, GatewayError, InsufficientScope, Transpo
 from roundgate.http.protected import ProtectedResource
 from roundgate.observability import REQUESTS
 from roundgate.observability.tracing import Correlation
-from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, sse, without_none
+from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, without_none
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream"
+KEEP_ALIVE: Final = b":\r\n\r\n"
+"""A comment, which keeps an idle connection open and is ignored by every reader (streamable-http,
+"Receiving Messages")."""
 GRACE_S: Final = 5.0
 """Seconds that a call waits for a slow client beyond `http.send_timeout_s`, so that `roundgate
 serve` closes the connection first."""
 _TYPED: Final = (b"content-type", JSON)
 _STREAM_HEADERS: Final = (
-    (b"content-type", sse.CONTENT_TYPE),
+    (b"content-type", EVENT_STREAM),
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
@@ -133,7 +136,7 @@ class Responder:
         Raises:
             ClientDisconnect: the client does not read, as if it had hung up.
         """
-        await self.raw(sse.KEEP_ALIVE if message is None else sse.event(message))
+        await self.raw(KEEP_ALIVE if message is None else sse_event(message))
 
     async def raw(self, events: bytes) -> None:
         """Send encoded events; raise ClientDisconnect as `event` does."""
@@ -188,7 +191,7 @@ class Responder:
         if as_event and not is_open:
             await self._start_stream()
         if is_open or as_event:
-            await self._body(sse.event(body), more=False)
+            await self._body(sse_event(body), more=False)
         return is_open or as_event
 
     async def end(self) -> None:
@@ -208,6 +211,21 @@ class Responder:
     async def _body(self, body: bytes, more: bool) -> None:
         self.bytes_sent += len(body)
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def sse_event(message: bytes) -> bytes:
+    """Return one JSON-RPC message, which is one line, as one Server-Sent Event (WHATWG HTML,
+    section 9.2)."""
+    return b"event: message\r\ndata: %b\r\n\r\n" % message
+
+
+def sse_event_with_id(message: bytes, event_id: str, retry_ms: int | None = None) -> bytes:
+    """Return an event with an id from which a client can continue at another replica; an empty
+    message sends only the id. `retry_ms` is the pause before a client reconnects, in
+    milliseconds."""
+    retry = b"" if retry_ms is None else b"retry: %d\r\n" % retry_ms
+    kind = b"event: message\r\n" if message else b""
+    return b"id: %b\r\n%b%bdata: %b\r\n\r\n" % (event_id.encode(), retry, kind, message)
 
 
 def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:

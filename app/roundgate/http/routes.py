@@ -54,9 +54,9 @@ from roundgate.clock import Clock
 from roundgate.errors import GatewayError, ParseError, TransportError, Unavailable
 from roundgate.http import bodies
 from roundgate.http.bodies import SMALL, BodyBudget, read_body
-from roundgate.http.exchange import exchange_of
+from roundgate.http.exchange import exchange_of, sse_event
 from roundgate.http.protected import ProtectedResource, ResourceMetadata
-from roundgate.protocol import jsonrpc, sse
+from roundgate.protocol import jsonrpc
 from roundgate.storage import SessionStore
 from roundgate.tasks.events import Delivered
 from roundgate.tasks.external import EVENTS_PATH, Deliveries, Receipt, decode_payload
@@ -345,7 +345,7 @@ def _old_transport(
             for pause_s in PAUSES_S:
                 await asyncio.sleep(pause_s)
                 for first_id in _FIRST_IDS:
-                    yield sse.event(jsonrpc.error_response(first_id, -32600, str(refusal)))
+                    yield sse_event(jsonrpc.error_response(first_id, -32600, str(refusal)))
         finally:
             open_streams -= 1
 

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TextIO
 
 from roundgate.json import encode
-from roundgate.observability.frames import framed
-from roundgate.observability.terminal import Style, escaped
+from roundgate.observability.terminal import Style, escaped, framed
 from roundgate.observability.tracing import TRACE, members_here
 
 WHAT_CHARS: Final = 36

@@ -26,7 +26,7 @@ from roundgate.policy.arguments import compiled_arguments, looks_at
 from roundgate.policy.config import KINDS, CallMatch, Kind, RuleConfig
 from roundgate.policy.texts import RuleTexts, UriReadings, UriTexts
 from roundgate.protocol import PartlyKnown, Schema
-from roundgate.protocol.tool_hints import has_hint
+from roundgate.protocol.content import has_hint
 from roundgate.protocol.uri_template import has_dot_segments
 from roundgate.settings import Origin
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from roundgate.protocol import jsonrpc as jsonrpc
 from roundgate.protocol import notifications as notifications
 from roundgate.protocol import params as params
-from roundgate.protocol import sse as sse
 from roundgate.protocol import tasks as tasks
 from roundgate.protocol.content import ABSENT as ABSENT
 from roundgate.protocol.content import Annotations as Annotations

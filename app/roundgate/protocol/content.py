@@ -1,5 +1,5 @@
 """Content blocks, resource contents, prompt messages and tool results (schema.ts: `ContentBlock`
-and its parts).
+and its parts), and the hints of tools (`ToolAnnotations`).
 
 Handlers make and return these values. `to_wire` returns their JSON; binary data is bytes in a
 value, and base64 in JSON.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from msgspec import Struct, structs
 from pydantic import GetCoreSchemaHandler
@@ -325,3 +325,21 @@ class Completion(Value, frozen=True):
             "values": list(self.values[: self.MAX_VALUES]),
             **without_none(total=total, hasMore=more),
         }
+
+
+HINTS: Final[Mapping[str, tuple[str, bool]]] = {
+    "read_only": ("readOnlyHint", False),
+    "destructive": ("destructiveHint", True),
+    "idempotent": ("idempotentHint", False),
+    "open_world": ("openWorldHint", True),
+}
+"""The wire name and the protocol's default of each hint."""
+
+
+def has_hint(definition: Mapping[str, Any], hint: str) -> bool:
+    """Return whether a hint is true for a tool, as declared or by the protocol's default."""
+    name, usual = HINTS[hint]
+    hints = definition.get("annotations") or {}
+    if hint == "destructive" and hints.get("readOnlyHint") is True:
+        return False  # "meaningful only when readOnlyHint == false"
+    return bool(hints.get(name, usual))

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from roundgate.backends import BackendConfig, Catalog, ServedTool, ViewConfig
 from roundgate.backends.shaping import override_of
 from roundgate.config import ConfigFile
-from roundgate.protocol.tool_hints import HINTS, has_hint
+from roundgate.protocol.content import HINTS, has_hint
 
 Protection: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Values by their names, by place: `{"tool drop of shop": {"once": True, …}, …}`."""

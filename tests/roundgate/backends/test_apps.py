@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.python.pages import MAX_BYTES
+from roundgate.backends.python.backend import MAX_BYTES
 from roundgate.cli import main
 from roundgate.errors import ConfigError, Problem
 from tests.support.asgi import Client, built, client, config_of

@@ -29,7 +29,7 @@ from starlette.types import Receive
 from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.http.exchange import DisconnectWatch, Responder, State
+from roundgate.http.exchange import DisconnectWatch, Responder, State, sse_event, sse_event_with_id
 from roundgate.http.older.sessions import SessionCaller, Sessions
 from roundgate.methods import Changes, OpenSubscription
 from roundgate.methods.parts import CurrentMethods
@@ -40,7 +40,6 @@ from roundgate.protocol import (
     SubscriptionFilter,
     jsonrpc,
     notifications,
-    sse,
 )
 from roundgate.storage import TaskRef
 from roundgate.tasks.hidden import HiddenTasks, Looks
@@ -158,7 +157,7 @@ class RequestStream:
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response has been sent."""
         try:
-            await self._write(sse.event(jsonrpc.notification(method, params)))
+            await self._write(sse_event(jsonrpc.notification(method, params)))
         except ClientDisconnect:
             if self.responder.watch is not None:
                 self.responder.watch.hang_up()
@@ -170,10 +169,10 @@ class RequestStream:
             ClientDisconnect: the client does not read.
         """
         if event_id is None:
-            await self._write(sse.event(message))
+            await self._write(sse_event(message))
         else:
             retry_ms = RETRY_MS if self.resumes else None
-            await self._write(sse.event_with_id(message, event_id, retry_ms))
+            await self._write(sse_event_with_id(message, event_id, retry_ms))
             self.last_event_id = event_id
 
     async def leave(self, event_id: str) -> None:
@@ -186,7 +185,7 @@ class RequestStream:
         """End the stream; the client resumes it with its last id, after a longer pause. Raise
         ClientDisconnect as `message` does."""
         assert self.last_event_id is not None
-        await self._write(sse.event_with_id(b"", self.last_event_id, AWAY_RETRY_MS))
+        await self._write(sse_event_with_id(b"", self.last_event_id, AWAY_RETRY_MS))
         await self.responder.end()
 
     async def _write(self, event: bytes) -> None:
@@ -204,7 +203,7 @@ class RequestStream:
             self.last_event_id = await token()
         except Unavailable:  # the call continues without this id; questions have their own ids
             return b""
-        return sse.event_with_id(b"", self.last_event_id, RETRY_MS)
+        return sse_event_with_id(b"", self.last_event_id, RETRY_MS)
 
 
 @dataclass(eq=False)

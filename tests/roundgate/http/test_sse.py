@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roundgate.http.exchange import KEEP_ALIVE, sse_event
 from roundgate.json import encode
-from roundgate.protocol import sse
 from tests.support import json_values
 
 
@@ -30,25 +30,25 @@ def read(stream: bytes) -> list[tuple[str, str]]:
 
 
 def test_a_message_is_one_event_of_type_message() -> None:
-    assert read(sse.event(b'{"jsonrpc":"2.0"}')) == [("message", '{"jsonrpc":"2.0"}')]
+    assert read(sse_event(b'{"jsonrpc":"2.0"}')) == [("message", '{"jsonrpc":"2.0"}')]
 
 
 def test_an_event_says_nothing_about_resuming() -> None:
-    assert sse.event(b"{}") == b"event: message\r\ndata: {}\r\n\r\n"
+    assert sse_event(b"{}") == b"event: message\r\ndata: {}\r\n\r\n"
 
 
 def test_a_keep_alive_is_a_comment_that_no_reader_sees() -> None:
-    assert sse.KEEP_ALIVE.startswith(b":")
-    assert read(sse.KEEP_ALIVE) == []
-    assert read(sse.KEEP_ALIVE + sse.event(b"1") + sse.KEEP_ALIVE) == [("message", "1")]
+    assert KEEP_ALIVE.startswith(b":")
+    assert read(KEEP_ALIVE) == []
+    assert read(KEEP_ALIVE + sse_event(b"1") + KEEP_ALIVE) == [("message", "1")]
 
 
 @given(st.lists(json_values.values(), max_size=4))
 def test_whatever_is_sent_arrives_message_by_message(messages: list[Any]) -> None:
-    stream = sse.KEEP_ALIVE.join(sse.event(encode(message)) for message in messages)
+    stream = KEEP_ALIVE.join(sse_event(encode(message)) for message in messages)
     assert repr([json.loads(data) for _, data in read(stream)]) == repr(messages)
 
 
 @given(st.text(alphabet=":\r\n\x00\x0b\x85\u2028 ad", max_size=12))
 def test_no_text_ends_an_event_early(text: str) -> None:
-    assert read(sse.event(encode(text)) + sse.event(b"1"))[0] == ("message", encode(text).decode())
+    assert read(sse_event(encode(text)) + sse_event(b"1"))[0] == ("message", encode(text).decode())
