@@ -32,16 +32,16 @@ HOUSE = {
     "lines of roundgate_aws": 6_212,
     "lines of roundgate_console": 4_058,
     "lines of roundgate_testing": 8_094,
-    "files of a call": 20,
-    "files of a call with ctx": 24,
-    "files of a retry": 34,
-    "files of a task": 61,
-    "modules of a served gateway": 138,
-    "gateway modules that other packages use": 93,
+    "files of a call": 16,
+    "files of a call with ctx": 21,
+    "files of a retry": 27,
+    "files of a task": 47,
+    "modules of a served gateway": 120,
+    "gateway modules that other packages use": 88,
     "layers": 17,
     "modules in circles": 0,
     "names with two classes": 7,
-    "functions of more than 60 lines": 5,
+    "functions of more than 60 lines": 1,
 }
 
 
@@ -221,6 +221,7 @@ async def test_files_of_a_task() -> None:
             with running(files):
                 assert await tasks.text(await tasks.begin("later")) == "1"
     files -= {
+        "http/replica.py",  # the watch over the event loop
         "tasks/sweep.py",
         "tasks/watchdog.py",
     }  # which run at intervals, with or without a task

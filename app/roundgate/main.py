@@ -16,12 +16,12 @@ these layers alone (docs/decisions/0098).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
@@ -87,7 +87,8 @@ def build_app(
 ) -> FastAPI:
     """Return the app for a configuration. `app.state.core` holds its catalog and stores,
     `app.state.console` the console if it is on, `app.state.verifiers` the verifier of each view,
-    `app.state.endpoints` the app at each path of an MCP endpoint without FastAPI's own layers.
+    `app.state.endpoints` the app at each path of an MCP endpoint without FastAPI's own layers; it is
+    empty if there is an OpenTelemetry SDK, whose instrumentation is such a layer.
 
     Args:
         file: the configuration.
@@ -121,7 +122,8 @@ def build_app(
     server, http = file.config.server, file.config.http
     budget = BodyBudget(http.max_json_nodes, http.max_pending_bytes)
     layers, serves_as = _layers(replica, using, resources, verifiers, clock, budget)
-    endpoint = _wrapped(nothing_at(http.path), layers)
+    layered = _wrapped(nothing_at(http.path), layers)
+    endpoints = {} if tracing.has_sdk() else dict.fromkeys(file.config.endpoints, layered)
     console = None
     if file.config.console is not None:
         from roundgate.extensions import load_extension
@@ -139,40 +141,47 @@ def build_app(
         middleware=layers,
         exception_handlers={404: not_found_handler(http.path)},
         telemetry=_NO_TELEMETRY,
-        docs_url="/docs" if http.docs else None,
         openapi_url="/openapi.json" if http.docs else None,
         redoc_url=None,
     )
-    app.include_router(
-        make_router(
-            lambda: _read_health(replica),
-            replica.readiness.status,
-            resources.values(),
-            http.path,
-            streams=using.streams,
-        )
-    )
-    app.include_router(
-        make_events_router(
-            Deliveries(core.stores.tasks, clock, file.config.tasks),
-            core.event_tokens,
-            Rate(http.max_events_per_s, clock),
-            budget,
-            file.config.tasks.max_event_bytes,
-        )
-    )
-    if http.metrics:
-        app.include_router(make_metrics_router(exposition.render))
+    for router in _routers(replica, using, resources, clock, budget):
+        app.include_router(router)
     if console is not None:
         app.include_router(console.router)
         app.state.console = console.console
     app.state.core = core
-    # instrumentation with an SDK is part of FastAPI's own layers
-    app.state.endpoints = (
-        {} if tracing.has_sdk() else dict.fromkeys(file.config.endpoints, endpoint)
-    )
+    app.state.endpoints = endpoints
     app.state.verifiers = verifiers
     return app
+
+
+def _routers(
+    replica: Replica,
+    using: Settings,
+    resources: Mapping[str, ProtectedResource],
+    clock: Clock,
+    budget: BodyBudget,
+) -> Iterator[APIRouter]:
+    """Yield the path operations for probes, clients and services."""
+    core, http, tasks = replica.core, replica.config.http, replica.config.tasks
+    yield make_router(
+        lambda: _read_health(replica),
+        replica.readiness.status,
+        resources.values(),
+        http.path,
+        streams=using.streams,
+    )
+    yield make_events_router(
+        Deliveries(core.stores.tasks, clock, tasks),
+        core.event_tokens,
+        Rate(http.max_events_per_s, clock),
+        budget,
+        tasks.max_event_bytes,
+    )
+    if http.metrics:
+        from roundgate.observability import exposition  # loaded only if there are metrics
+
+        yield make_metrics_router(exposition.render)
 
 
 def _wrapped(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:

@@ -254,6 +254,12 @@ class Offers(Struct, frozen=True):
     tolerated: frozenset[str] = frozenset()
     """Back ends with offers from a server: a faulty entry is omitted, the rest is served."""
 
+    @property
+    def offered(self) -> list[tuple[NamedBackend, Offering]]:
+        """Return each back end that is not missing, with its offer."""
+        by_name = self.offerings
+        return [(each, by_name[each.name]) for each in self.backends if each.name in by_name]
+
     async def again(self, names: Collection[str]) -> Offers:
         """Return the offers after asking the named back ends again. A back end that fails becomes
         missing."""
@@ -351,11 +357,7 @@ def merge(
     prompts = _Entries[Prompt]("prompt", list_problems)
     resources = _Entries[Resource]("resource", list_problems)
     templates = _Entries[Resource]("resource template", list_problems)
-    offered = [
-        (backend, offers.offerings[backend.name])
-        for backend in offers.backends
-        if backend.name in offers.offerings
-    ]
+    offered = offers.offered
     served: dict[str, ServedTool] = {}
     unlisted: dict[str, Resource] = {}
     skill_sources: dict[str, SkillSource] = {}

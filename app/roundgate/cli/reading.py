@@ -68,9 +68,8 @@ def declare(commands: Commands) -> None:
     remote.add_url(complete)
     complete.add_argument("name", help="name of the prompt, or the URI template")
     complete.add_argument("argument", help="the argument to complete")
-    complete.add_argument(
-        "value", nargs="?", default="", help="the beginning of the argument's value"
-    )
+    about = "the beginning of the argument's value"
+    complete.add_argument("value", nargs="?", default="", help=about)
     remote.add_pairs(complete, "values of other arguments")
     remote.add_connection(complete)
 

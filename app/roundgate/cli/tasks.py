@@ -57,6 +57,33 @@ PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 COUNTED: Final = 100_000
 """The limit on the open tasks that `count` reads, which take some 60 MB of memory."""
 _AT_ONCE: Final = 16
+_ACTS: Final = (
+    (
+        "cancel",
+        "cancel tasks",
+        "roundgate tasks cancel OWNER.ID",
+        "roundgate tasks cancel --tool refund --older-than 1d --dry-run",
+    ),
+    (
+        "requeue",
+        "queue waiting tasks again, and named tasks even if a worker runs them",
+        "roundgate tasks requeue OWNER.ID",
+    ),
+    (
+        "retry",
+        "continue tasks at their failed step, and parked tasks",
+        "roundgate tasks retry OWNER.ID",
+        "roundgate tasks retry OWNER.ID --from charge",
+        "roundgate tasks retry --tool refund --outcome step_failed --yes",
+    ),
+    (
+        "purge",
+        "delete tasks that ended, with their results",
+        "roundgate tasks purge OWNER.ID",
+        "roundgate tasks purge --owner OWNER --older-than 30d --yes",
+    ),
+)
+"""The actions on several tasks: the name of each, its help, and examples."""
 
 
 def declare(commands: Commands) -> None:
@@ -93,46 +120,8 @@ def declare(commands: Commands) -> None:
     about = "count open tasks by their version of a changed handler (ctx.version)"
     versions = _task_action(actions, "versions", about, "roundgate tasks versions --tool refund")
     versions.add_argument("--tool", help="only tasks of this tool")
-    about = "print recorded histories of tasks, one per line, to replay in a test"
-    export = command(
-        actions, "export", about, "roundgate tasks export --tool refund > histories.jsonl",
-        "roundgate tasks export --values --redact email --limit 20 > histories.jsonl",
-    )  # fmt: skip
-    add_config_option(export, "of the tasks")
-    _add_filters(export)
-    about = "maximum number of tasks to export (default: %(default)s)"
-    export.add_argument("--limit", type=number(int, 1, 1_000_000), default=100, help=about)
-    about = "skip tasks with a longer history, in bytes (default: %(default)s)"
-    export.add_argument("--max-bytes", type=number(int, 1, 10**9), default=1_000_000, help=about)
-    flag(export, "--values", "include arguments, results, answers and callers, for an exact replay")
-    about = "redact the values of this member, step or field; may be repeated"
-    repeated(export, "--redact", "NAME", about)
-    for name, about, *examples in (
-        (
-            "cancel",
-            "cancel tasks",
-            "roundgate tasks cancel OWNER.ID",
-            "roundgate tasks cancel --tool refund --older-than 1d --dry-run",
-        ),
-        (
-            "requeue",
-            "queue waiting tasks again, and named tasks even if a worker runs them",
-            "roundgate tasks requeue OWNER.ID",
-        ),
-        (
-            "retry",
-            "continue tasks at their failed step, and parked tasks",
-            "roundgate tasks retry OWNER.ID",
-            "roundgate tasks retry OWNER.ID --from charge",
-            "roundgate tasks retry --tool refund --outcome step_failed --yes",
-        ),
-        (
-            "purge",
-            "delete tasks that ended, with their results",
-            "roundgate tasks purge OWNER.ID",
-            "roundgate tasks purge --owner OWNER --older-than 30d --yes",
-        ),
-    ):
+    _declare_export(actions)
+    for name, about, *examples in _ACTS:
         action = _task_action(actions, name, about, *examples)
         action.add_argument("task", type=task_ref, nargs="*", help=_AS_LISTED)
         _add_filters(action)
@@ -153,6 +142,23 @@ def declare(commands: Commands) -> None:
     event.add_argument("event", metavar="NAME", help="name of the event, as `show` prints it")
     about = "file with the payload as JSON; - for standard input (default: null)"
     event.add_argument("--payload-file", metavar="FILE", help=about)
+
+
+def _declare_export(actions: Commands) -> None:
+    about = "print recorded histories of tasks, one per line, to replay in a test"
+    export = command(
+        actions, "export", about, "roundgate tasks export --tool refund > histories.jsonl",
+        "roundgate tasks export --values --redact email --limit 20 > histories.jsonl",
+    )  # fmt: skip
+    add_config_option(export, "of the tasks")
+    _add_filters(export)
+    about = "maximum number of tasks to export (default: %(default)s)"
+    export.add_argument("--limit", type=number(int, 1, 1_000_000), default=100, help=about)
+    about = "skip tasks with a longer history, in bytes (default: %(default)s)"
+    export.add_argument("--max-bytes", type=number(int, 1, 10**9), default=1_000_000, help=about)
+    flag(export, "--values", "include arguments, results, answers and callers, for an exact replay")
+    about = "redact the values of this member, step or field; may be repeated"
+    repeated(export, "--redact", "NAME", about)
 
 
 _AS_LISTED: Final = "task, as `list` prints it"
