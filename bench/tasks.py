@@ -38,7 +38,7 @@ from bench.task_tables import Filled
 from bench.wire import KNOWS_TASKS, WrongAnswerError, http_request, message_in, task_request
 from roundgate.clock import Clock
 from roundgate.settings import TasksConfig
-from roundgate.storage.sqlite import SqliteDatabase, SqliteQueue
+from roundgate.storage.sqlite import SqliteDatabase, SqliteQueue, SqliteSessions
 from roundgate.tasks.sweep import Sweep
 
 CLIENTS = 16
@@ -270,7 +270,8 @@ async def _swept(table: Filled) -> list[dict[str, float]]:
         table.open(),
         SqliteQueue(SqliteDatabase(table.folder / "queue.sqlite3"), Clock()),
     )
-    sweep = Sweep(store, queue, Clock(), TasksConfig())
+    rows = SqliteSessions(SqliteDatabase(table.folder / "rows.sqlite3"), Clock())
+    sweep = Sweep(store, queue, rows, Clock(), TasksConfig())
     await sweep.sweep()  # opens the connection
     await sweep.overdue_s()
     measured = []

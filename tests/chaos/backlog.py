@@ -38,10 +38,12 @@ from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
 from roundgate.replay.context import Context
 from roundgate.settings import TasksConfig
+from roundgate.storage.dynamodb.sessions import DynamoDbSessions
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.ports import Message
+from roundgate.storage.ports import Message, SessionStore
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import SqliteQueue
+from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import sweep as sweep_module
@@ -296,8 +298,16 @@ async def _make_late(kind: str, place: str, table: str, count: int) -> None:
 
 
 def _store(kind: str, place: str, table: str, calls: Counter[str]) -> StoredTasks:
+    return _parts(kind, place, table, calls)[0]
+
+
+def _parts(
+    kind: str, place: str, table: str, calls: Counter[str]
+) -> tuple[StoredTasks, SessionStore]:
+    """The tasks, and the rows that sweepers share."""
     if kind == "sqlite":
-        return StoredTasks(SqliteTasks(SqliteDatabase(Path(place), durable=False)))
+        database = SqliteDatabase(Path(place), durable=False)
+        return StoredTasks(SqliteTasks(database)), SqliteSessions(database, Clock())
     running = Emulator(place)
 
     def make_client() -> Any:
@@ -307,7 +317,8 @@ def _store(kind: str, place: str, table: str, calls: Counter[str]) -> StoredTask
         )
         return client
 
-    return StoredTasks(DynamoDbTasks(running.open(table, make_client)))
+    opened = running.open(table, make_client)
+    return StoredTasks(DynamoDbTasks(opened)), DynamoDbSessions(opened, Clock())
 
 
 class Nowhere:
@@ -326,13 +337,18 @@ async def _sweep_all(kind: str, place: str, table: str) -> None:
     if kind == "dynamodb":
         setattr(sweep_module, "SHARD_MS", 60_000)  # noqa: B010 - in proportion to calls that take a hundred times as long as they should
     calls: Counter[str] = Counter()
-    store, queue = _store(kind, place, table, calls), cast("Any", Nowhere())
+    store, rows = _parts(kind, place, table, calls)
+    queue = cast("Any", Nowhere())
     await store.late_shards(0)  # connected
     print("ready", flush=True)
     sys.stdin.readline()
     calls.clear()
     begun_s = time.process_time()
-    found, ended, sweep = 0, 0.0, Sweep(store, queue, Clock(), TasksConfig(requeue_after_s=3_000))
+    found, ended, sweep = (
+        0,
+        0.0,
+        Sweep(store, queue, rows, Clock(), TasksConfig(requeue_after_s=3_000)),
+    )
     while await store.late_shards(Clock().now_ms()):
         if late := await sweep.sweep():
             found, ended = found + late, time.monotonic()  # which processes of a machine share

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -150,9 +151,11 @@ async def test_a_task_that_is_late_waits_for_a_sweep_that_another_is_at() -> Non
         rows = gateway._memory.connection
         rows.execute("delete from waiting")  # its message is lost
         gateway.clock.skip(3_600)
-        another = ("another", gateway.clock.now_ms() + 60_000)
+        another = json.dumps(["another", gateway.clock.now_ms() + 60_000]).encode()
         rows.execute(
-            "insert or replace into sweepers (shard, sweeper, until_ms) values (0, ?, ?)", another
+            "insert or replace into sessions (key, version, forget_ms, value)"
+            " values ('sweep.0', 1, 1e15, ?)",
+            (another,),
         )
         for _ in range(100):
             if (await task.get()).status == "input_required":

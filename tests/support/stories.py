@@ -405,9 +405,6 @@ class _Own:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def take_shard(self, *args: Any) -> bool:
-        return True  # stories do not wait for each other, each has a clock of its own
-
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Any:
         return [
             task

@@ -27,7 +27,7 @@ from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
 from roundgate.runtime import loading
 from roundgate.settings import TasksConfig
-from roundgate.storage.ports import Message, TaskQueue
+from roundgate.storage.ports import Message, SessionRow, TaskQueue
 from roundgate.storage.sqlite.database import SqliteDatabase, transacted
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -92,6 +92,23 @@ async def nobody_listens(method: str, uri: str | None) -> None:
     """Where changes are published when nobody listens."""
 
 
+class Rows:
+    """The rows of one process: the part of a `SessionStore` that a sweep needs."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, SessionRow] = {}
+
+    async def read(self, key: str) -> SessionRow | None:
+        return self.kept.get(key)
+
+    async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
+        return key not in self.kept and await self.replace(key, value, 0, forget_ms)
+
+    async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
+        self.kept[key] = SessionRow(value, version + 1)
+        return True
+
+
 def as_stored(double: Any) -> StoredTasks:
     """A double as the tasks that it stands for."""
     return double  # type: ignore[no-any-return]
@@ -107,6 +124,7 @@ class Workshop:
     clock: Clock
     config: TasksConfig = field(default_factory=TasksConfig)
     public_url: str | None = PUBLIC_URL
+    rows: Any = field(default_factory=Rows)
 
     def __post_init__(self) -> None:
         self.tasks = Tasks(self.store, self.clock, self.config)
@@ -118,7 +136,7 @@ class Workshop:
             external=source,
         )
         self.worker = Worker(means)
-        self.sweep = Sweep(self.store, self.queue, self.clock, self.config, trust=trust)
+        self.sweep = Sweep(self.store, self.queue, self.rows, self.clock, self.config, trust=trust)
         self.pool = Pool(self.worker, self.sweep, self.queue, self.config)
 
     # for the owner
@@ -258,6 +276,7 @@ class Shared:
     clock: Clock
     config: TasksConfig = field(default_factory=TasksConfig)
     opened: list[Any] = field(default_factory=list)
+    rows: Any = field(default_factory=Rows)
     database: type[SqliteDatabase] = SqliteDatabase
 
     def stores(self) -> tuple[StoredTasks, SqliteQueue]:
@@ -273,7 +292,8 @@ class Shared:
 
     def workshop(self, **handlers: Handler | None) -> Workshop:
         """Another process that serves these handlers; one that is `None` has a name, but is never run here."""
-        return Workshop(catalog_of(**handlers), *self.stores(), self.clock, self.config)
+        parts = catalog_of(**handlers), *self.stores()
+        return Workshop(*parts, self.clock, self.config, rows=self.rows)
 
     async def aclose(self) -> None:
         for database in self.opened:

@@ -182,7 +182,8 @@ class Core(Struct, frozen=True):
         from roundgate.tasks.sweep import Sweep
 
         stores, skew_s = self.stores, self.stores.facts.clock_skew_s
-        return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=skew_s, trust=trust)
+        shared = stores.tasks, stores.queue, stores.sessions
+        return Sweep(*shared, clock, config.tasks, skew_s=skew_s, trust=trust)
 
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
         return KeptTexts(

@@ -382,8 +382,6 @@ class Found(Struct, frozen=True):
 
 FORGET_AFTER_MS: Final = 2 * 86_400_000
 """The time for which an expired task stays in the store for its operator, in milliseconds."""
-SHARD_AT_MOST_MS: Final = 60_000
-"""The longest time for which a sweeper may hold a shard, in milliseconds."""
 
 
 class TaskStore(Protocol):
@@ -466,15 +464,6 @@ class TaskStore(Protocol):
     async def forget(self, now_ms: int) -> int:
         """Delete some of the tasks that expired long ago, and some expired hidden tasks, if the
         store does not delete them by itself. Return the number of deleted tasks."""
-
-    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """Lease a shard to one sweeper until `until_ms`; return `False` if another sweeper has the
-        lease.
-
-        Leases of shards only avoid duplicate work; correctness does not depend on them. An
-        `until_ms` in the past releases the shard. A lease that ends later than `SHARD_AT_MOST_MS`
-        from now came from a clock that was ahead, and is ignored.
-        """
 
     async def tell_time(self, report: bytes) -> bytes | None:
         """Store a sweeper's report of its clock and return the previous report, or `None`. One

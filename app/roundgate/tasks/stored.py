@@ -443,9 +443,6 @@ class StoredTasks:
         firsts = await asyncio.gather(*(self.store.scan(now_ms, 1, shard) for shard in shards))
         return [shard for shard, first in zip(shards, firsts, strict=True) if first]
 
-    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        return await self.store.take_shard(shard, sweeper, now_ms, until_ms)
-
     async def tell_time(self, report: bytes) -> bytes | None:
         return await self.store.tell_time(report)
 

@@ -24,12 +24,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from roundgate import json
 from roundgate.aio import all_ended
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import Unavailable
 from roundgate.protocol import OPEN, Event, sources
 from roundgate.settings import TasksConfig
-from roundgate.storage import OpenTask, TaskQueue, TaskRef
+from roundgate.storage import OpenTask, SessionStore, TaskQueue, TaskRef, write_row
 from roundgate.tasks.events import Expire, GoOn, LetGo, Postpone, Postponed, Sending
 from roundgate.tasks.lease import LONGEST_LEASE_MS, ClockTrust
 from roundgate.tasks.stored import StoredTasks
@@ -44,6 +45,8 @@ PULLED: Final = 10_000
 SHARD_MS: Final = 5_000
 """The lease of a shard in milliseconds: usually enough for `AT_ONCE` tasks, and the delay that a
 dead sweeper causes."""
+SHARD_AT_MOST_MS: Final = 60_000
+"""The longest lease of a shard that a sweeper respects, in milliseconds."""
 LONG: Final = 100
 """The number of messages from which a queue counts as long. A long queue with more messages than
 late tasks has probably lost none of them."""
@@ -64,6 +67,8 @@ class Sweep:
 
     store: StoredTasks
     queue: TaskQueue
+    rows: SessionStore
+    """The rows that sweepers share."""
     clock: Clock
     config: TasksConfig
     skew_s: float = 5.0
@@ -149,8 +154,18 @@ class Sweep:
         return total
 
     async def _take(self, shard: int, for_ms: int) -> bool:
-        now_ms = self.clock.now_ms()
-        return await self.store.take_shard(shard, self._me, now_ms, now_ms + for_ms)
+        """Lease a shard for a time, or release it after 0 ms; return `False` if another sweeper has
+        it. Leases of shards only avoid duplicate work; correctness does not depend on them."""
+        key, now_ms = f"sweep.{shard}", self.clock.now_ms()
+        row = await self.rows.read(key)
+        if row is not None:
+            sweeper, until_ms = json.decode_own(row.value)
+            # a lease that ends later came from a clock that was ahead
+            if sweeper != self._me and now_ms < until_ms <= now_ms + SHARD_AT_MOST_MS:
+                return False
+        until_ms = now_ms + for_ms
+        value = json.encode([self._me, until_ms])
+        return await write_row(self.rows, key, value, row, until_ms + SHARD_AT_MOST_MS)
 
     async def _handle(self, late: Sequence[OpenTask]) -> int:
         """Handle these tasks, and return the number that were late and not yet handled by another

@@ -11,6 +11,7 @@ from typing import Any, Final
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock
 from roundgate.settings import TasksConfig
+from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.tasks.external import Deliveries, EventSource
 from roundgate.tasks.pool import Pool
@@ -174,7 +175,8 @@ class WorkerProcess(Process):
             external=source,
         )
         self.worker = Worker(means)
-        sweep = Sweep(self.store, self.queue, self.clock, config)
+        rows = SqliteSessions(Remote(self, shared.db), self.clock)
+        sweep = Sweep(self.store, self.queue, rows, self.clock, config)
         self.pool = Pool(self.worker, sweep, self.queue, config)
         self.pool._turns = InOrder()
         self.begin(self._work)

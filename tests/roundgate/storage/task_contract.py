@@ -21,7 +21,6 @@ from roundgate.json import encode
 from roundgate.protocol.tasks import Status
 from roundgate.storage.tasks import (
     FORGET_AFTER_MS,
-    SHARD_AT_MOST_MS,
     Drop,
     Ending,
     Lost,
@@ -753,42 +752,12 @@ class TaskStoreContract:
         shard = parts.index(largest)
         assert await store.due(NOW + 49, 2, shard) == largest[:2]
 
-    async def test_a_shard_is_for_one_sweeper_at_a_time(self, stores: list[StoredTasks]) -> None:
-        got = await asyncio.gather(
-            *(one.take_shard(3, f"{n}", NOW, SOON) for n, one in enumerate(stores * 3))
-        )
-        assert sum(got) == 1
-        mine = f"{got.index(True)}"
-        assert await stores[0].take_shard(3, "late", SOON - 1, END) is False
-        assert await stores[0].take_shard(4, "late", NOW, SOON) is True, "another shard"
-        assert await stores[0].take_shard(3, mine, NOW + 1, UNTIL) is True, "for longer"
-        assert await stores[0].take_shard(3, "late", SOON, END) is False
-        assert await stores[0].take_shard(3, "late", UNTIL, END) is True
-
-    async def test_a_right_to_a_shard_that_ends_too_late_was_given_by_a_wrong_clock(
-        self, store: StoredTasks
-    ) -> None:
-        ahead = NOW + 3_600_000
-        assert await store.take_shard(0, "me", ahead, ahead + 5_000) is True
-        assert await store.take_shard(0, "you", NOW, NOW + SHARD_AT_MOST_MS) is True
-        assert await store.take_shard(0, "me", NOW, NOW + 5_000) is False
-
     async def test_what_a_sweeper_says_of_its_clock_is_told_to_the_next(
         self, store: StoredTasks, reopen: Reopen
     ) -> None:
         assert await store.tell_time(b"first") is None
         assert await store.tell_time(b"second") == b"first"
         assert await reopen().tell_time(b"third") == b"second"
-
-    async def test_a_shard_is_given_back(self, store: StoredTasks) -> None:
-        assert await store.take_shard(0, "me", NOW, UNTIL) is True
-        assert await store.take_shard(0, "me", NOW, NOW) is True
-        assert await store.take_shard(0, "you", NOW, UNTIL) is True
-
-    async def test_shards_that_are_taken_are_no_tasks(self, store: StoredTasks) -> None:
-        await store.take_shard(0, "me", NOW, UNTIL)
-        assert (await store.find()).records == []
-        assert (await store.open_tasks(10))[0] == []
 
     # the operator
 

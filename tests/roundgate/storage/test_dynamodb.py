@@ -363,7 +363,6 @@ async def test_everything_usual_is_one_write_and_a_read_before_it_without_a_leas
     assert await calls(store.write(lease, events.Release(0, SOON), NOW)) == {"update_item": 1}
     (task,) = await store.due(END, 10)
     assert await calls(postpone(store, task, UNTIL)) == {"batch_get_item": 1, "update_item": 1}
-    assert await calls(store.take_shard(0, "me", NOW, SOON)) == {"update_item": 1}
     assert await calls(store.count_open("owner", 10)) == {"query": 1}
     assert await calls(store.apply(REF, events.Requeue(SOON), NOW)) == READ_AND_WRITE
     lease = (await claim(store)).lease

@@ -148,8 +148,6 @@ async def of_sweeps(store: StoredTasks) -> None:
         await store.create(new(TaskRef("owner", name)))
     await store.apply(TaskRef("owner", "stopped"), events.Cancel("no more", NOW), NOW)
     assert await store.late_shards(UNTIL) == [0]
-    for _ in range(2):
-        await store.take_shard(0, "me", NOW, UNTIL)
     late = await store.due(UNTIL, 10, 0)
     await store.due(UNTIL, 10)
     await postpone_many(store, [Move(late[0], UNTIL, 1)], UNTIL)

@@ -18,6 +18,7 @@ from roundgate.settings import TasksConfig
 from roundgate.settings.process import Settings
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.queue import SqliteQueue
+from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import NewTask
@@ -181,7 +182,7 @@ async def test_processes_on_one_file_know_it_by_one_id(
 async def test_the_sweep_finds_it(path: Path, clock: FixedClock) -> None:
     database = SqliteDatabase(path)
     store, queue = StoredTasks(SqliteTasks(database)), SqliteQueue(database, clock)
-    sweep = Sweep(store, queue, clock, TasksConfig())
+    sweep = Sweep(store, queue, SqliteSessions(database, clock), clock, TasksConfig())
     await sweep.sweep()
     delete_all(path)
     with pytest.raises(Unavailable, match="deleted"):

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from roundgate import json
 from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.ports import TaskQueue
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import TaskRef
+from roundgate.storage.tasks import OpenTask, TaskRef
 from roundgate.tasks import events, sweep
 from roundgate.tasks.events import Decision, Event, Postpone
 from roundgate.tasks.service import ANSWER_WAIT_S
@@ -147,7 +148,7 @@ class Blind:
 
 
 def blind(shop: Workshop, depth: int) -> Sweep:
-    return Sweep(shop.store, Blind(shop.queue, depth), shop.clock, shop.config)
+    return Sweep(shop.store, Blind(shop.queue, depth), shop.rows, shop.clock, shop.config)
 
 
 async def sent_over(
@@ -277,10 +278,10 @@ class Watched:
         finally:
             self.now -= 1
 
-    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        taken = await self._store.take_shard(shard, sweeper, now_ms, until_ms)
-        self.taken += [shard] if taken and until_ms > now_ms else []
-        return taken
+    async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
+        self.taken += [] if shard is None else [shard]
+        found: Sequence[OpenTask] = await self._store.due(now_ms, limit, shard)
+        return found
 
 
 async def test_sweepers_share_the_work_and_do_none_of_it_twice(
@@ -301,7 +302,7 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
         for shop in shops
     ]
     sweeps = [
-        Sweep(as_stored(store), shop.queue, clock, shop.config)
+        Sweep(as_stored(store), shop.queue, shared.rows, clock, shop.config)
         for store, shop in zip(stores, shops, strict=True)
     ]
     found = await asyncio.gather(*(one.sweep() for one in sweeps))
@@ -329,7 +330,7 @@ async def sharded(shared: Shared, shop: Workshop, clock: FixedClock) -> AsyncIte
 async def test_one_process_sweeps_a_bounded_number_of_shards_at_the_same_time(
     shop: Workshop, sharded: Watched
 ) -> None:
-    found = await Sweep(as_stored(sharded), shop.queue, shop.clock, shop.config).sweep()
+    found = await Sweep(as_stored(sharded), shop.queue, shop.rows, shop.clock, shop.config).sweep()
     assert (found, sharded.most) == (100, sweep.SIDE_BY_SIDE)
     assert set(sharded.taken) == set(range(8))
     assert len(await refs_sent(shop)) == 100
@@ -339,7 +340,7 @@ async def test_a_shard_that_cannot_be_swept_does_not_stop_the_one_beside_it(
     shop: Workshop, sharded: Watched, clock: FixedClock
 ) -> None:
     sharded.fails = True
-    one = Sweep(as_stored(sharded), shop.queue, shop.clock, shop.config)
+    one = Sweep(as_stored(sharded), shop.queue, shop.rows, shop.clock, shop.config)
     with pytest.raises(Unavailable):
         await one.sweep()
     sent = len(await refs_sent(shop))
@@ -355,14 +356,25 @@ async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(
     refs = [await shop.begin("quick") for _ in range(16)]
     await lose_messages(shop)
     clock.skip(60)
+    dead = json.encode(["dead", clock.now_ms() + sweep.SHARD_MS])
     for shard in range(shop.store.store.shards):
-        assert await shop.store.take_shard(
-            shard, "dead", clock.now_ms(), clock.now_ms() + sweep.SHARD_MS
-        )
+        assert await shop.rows.put_new(f"sweep.{shard}", dead, 0)
     assert await shop.sweep.sweep() == 0
     clock.skip(sweep.SHARD_MS / 1000)
     assert await shop.sweep.sweep() == 16
     assert sorted(await refs_sent(shop)) == sorted(refs)
+
+
+async def test_a_lease_of_a_shard_that_ends_too_late_came_from_a_wrong_clock(
+    shop: Workshop, clock: FixedClock
+) -> None:
+    await shop.begin("quick")
+    await lose_messages(shop)
+    clock.skip(60)
+    ahead = json.encode(["ahead", clock.now_ms() + sweep.SHARD_AT_MOST_MS + 1])
+    for shard in range(shop.store.store.shards):
+        assert await shop.rows.put_new(f"sweep.{shard}", ahead, 0)
+    assert await shop.sweep.sweep() == 1
 
 
 async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
@@ -380,9 +392,8 @@ async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
             clock.skip(1 if happening else 0)
             return await super().apply_many(happening, now_ms)
 
-    found = await Sweep(as_stored(Slow(shop.store)), shop.queue, clock, shop.config).sweep(
-        clock.deadline(2_500)
-    )
+    slow = Sweep(as_stored(Slow(shop.store)), shop.queue, shop.rows, clock, shop.config)
+    found = await slow.sweep(clock.deadline(2_500))
     assert 0 < found <= 15
     assert found + await shop.sweep.sweep() >= 60
     assert set(await refs_sent(shop)) == set(refs)

@@ -174,7 +174,8 @@ def test_a_sweep_that_runs_too_long_stops_in_time_and_reports_its_counts(
 ) -> None:
     file, clock = config.load(Path(environ["GATEWAY_CONFIG"])), Clock()
     parts = startup.build_core(file, settings.from_environment(environ), clock)
-    sweep = Endless(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
+    stores = parts.stores
+    sweep = Endless(stores.tasks, stores.queue, stores.sessions, clock, file.config.tasks)
     with closing(
         WorkerFunction(parts.worker(file.config, clock), sweep, clock, parts.stores.metrics)
     ) as worker:

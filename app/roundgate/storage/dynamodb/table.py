@@ -4,7 +4,7 @@
     T#owner.id      0              the root item of a task, with the state of the task (`tasks`, `root_items`)
     T#owner.id      1#blob#0000    part of a large value that `tasks/get` shows
     T#owner.id      2#blob#0000    part of a large value that only a worker needs
-    S#number        0              the sweeper that has a shard of the index of due tasks
+    S#told          0              the latest report of a sweeper's clock
     V#              0              the version of the table, and the oldest version that can use it
 
 Every change is one conditional write of one root item. Large values go to rows beside the root

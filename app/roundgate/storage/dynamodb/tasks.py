@@ -40,7 +40,6 @@ from roundgate.storage.dynamodb.table import (
 )
 from roundgate.storage.tasks import (
     ANY,
-    SHARD_AT_MOST_MS,
     STATUS_OF,
     Found,
     Lost,
@@ -60,7 +59,6 @@ result is exact."""
 _READ_TRIES: Final = 5
 _TOLD: Final = "S#told"
 """The key of the row that holds the latest report of a sweeper's clock."""
-_DAY_S: Final = 86_400
 _CHANGES_TOO_FAST: Final = "The task changes faster than it can be read"
 _IS_AS_SEEN: Final = "#version = :seen"
 """The condition of every write to a root item: the item is unchanged since it was read."""
@@ -216,19 +214,6 @@ class DynamoDbTasks:
         return 0
 
     # sweepers
-
-    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        # Never leased, expired, leased for longer than allowed, or leased by this sweeper.
-        is_free = (
-            "(attribute_not_exists(#pk) OR #until_ms <= :now OR #until_ms > :latest"
-            " OR #sweeper = :sweeper)"
-        )
-        change = RowChange(
-            {"sweeper": sweeper, "until_ms": until_ms, "ttl": until_ms // 1000 + _DAY_S},
-            when=[is_free],
-            values={":now": now_ms, ":sweeper": sweeper, ":latest": now_ms + SHARD_AT_MOST_MS},
-        )
-        return isinstance(await self._table.update(f"S#{shard}", change), Applied)
 
     async def tell_time(self, report: bytes) -> bytes | None:
         change = RowChange({"said": report}, when=[], values={})

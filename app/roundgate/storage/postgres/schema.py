@@ -38,7 +38,6 @@ create table payloads (
     kind text not null, name bytea not null, value bytea not null
 );
 create index payloads_of_task on payloads (task, kind);
-create table sweepers (shard int primary key, sweeper text not null, until_ms bigint not null);
 create table told (only_row int primary key check (only_row = 1), said bytea not null);
 create table waiting (
     n bigint generated always as identity primary key, owner text collate "C" not null,

@@ -159,16 +159,6 @@ class PostgresTasks:
         old = await self._database.fetch_once(_FORGET, now_ms - tasks.FORGET_AFTER_MS + 1)
         return len(old or await self._database.fetch_once(_FORGET_HIDDEN, now_ms + 1))
 
-    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        statement = (
-            "insert into roundgate.sweepers as held (shard, sweeper, until_ms) values ($1, $2, $3)"
-            " on conflict (shard) do update set sweeper = excluded.sweeper, until_ms = excluded.until_ms"
-            " where held.until_ms <= $4 or held.until_ms > $5 or held.sweeper = excluded.sweeper"
-            " returning shard"
-        )
-        facts = (shard, sweeper, until_ms, now_ms, now_ms + tasks.SHARD_AT_MOST_MS)
-        return bool(await self._database.fetch(statement, *facts))
-
     async def tell_time(self, report: bytes) -> bytes | None:
         statement = (
             "insert into roundgate.told values (1, $1) on conflict (only_row) do update"

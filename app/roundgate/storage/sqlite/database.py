@@ -256,11 +256,6 @@ create table payloads (
     value blob not null
 );
 create index payloads_of_task on payloads (task, kind);
-create table sweepers (
-    shard integer primary key,
-    sweeper text not null,
-    until_ms integer not null
-);
 create table told (
     only_row integer primary key check (only_row = 1),
     said blob not null

@@ -184,25 +184,6 @@ class SqliteTasks:
             )
         return len(rows)
 
-    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        latest_ms = now_ms + tasks.SHARD_AT_MOST_MS
-        other_lease = (
-            "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
-            " and until_ms <= ?"
-        )
-        if await self._database.read(
-            lambda db: db.execute(other_lease, (shard, sweeper, now_ms, latest_ms)).fetchone()
-        ):
-            return False  # without a write lock, which would delay the sweeper of the shard
-        statement = (
-            "insert into sweepers (shard, sweeper, until_ms) values (?, ?, ?) on conflict (shard) do update"
-            " set sweeper = excluded.sweeper, until_ms = excluded.until_ms"
-            " where sweepers.until_ms <= ? or sweepers.until_ms > ?"
-            " or sweepers.sweeper = excluded.sweeper"
-        )
-        facts = (shard, sweeper, until_ms, now_ms, latest_ms)
-        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
-
     async def tell_time(self, report: bytes) -> bytes | None:
         def write(db: sqlite3.Connection) -> bytes | None:
             before = db.execute("select said from told").fetchone()
