@@ -698,19 +698,21 @@ class TestAway:
         self, connect: Connect
     ) -> None:
         database = connect()
-        await database.fetch("insert into roundgate.sweepers values (1, '', 0), (2, '', 0)")
+        await database.fetch(
+            "insert into roundgate.sessions values ('1', '', 0, 0), ('2', '', 0, 0)"
+        )
 
         def both(first: int) -> str:
             """Locks one row, then the other."""
             return (
-                f"with a as (update roundgate.sweepers set until_ms = until_ms + 1 where shard = {first}"
-                " returning pg_sleep(0.3)), b as (update roundgate.sweepers set until_ms = until_ms + 1"
-                f" where shard = {3 - first} and (select count(*) from a) = 1 returning shard)"
+                f"with a as (update roundgate.sessions set version = version + 1 where key = '{first}'"
+                " returning pg_sleep(0.3)), b as (update roundgate.sessions set version = version + 1"
+                f" where key = '{3 - first}' and (select count(*) from a) = 1 returning key)"
                 " select * from b"
             )
 
         await asyncio.gather(database.fetch(both(1)), database.fetch(both(2)))
-        rows = await database.fetch("select until_ms from roundgate.sweepers")
+        rows = await database.fetch("select version from roundgate.sessions")
         assert [tuple(row) for row in rows] == [(2,), (2,)]
 
     def test_stores_work_in_one_event_loop_after_another(self, postgresql: Server) -> None:
