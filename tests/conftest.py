@@ -13,6 +13,8 @@ from hypothesis import settings
 settings.register_profile("long", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("short", settings.get_profile("long"), max_examples=20)
 
+gc.disable()  # until all tests are collected, which makes no garbage
+
 # A shell that starts a command in the background has it ignore SIGINT, `nohup` has it ignore
 # SIGHUP, and every process that is begun from there inherits that. Signals that are handled become
 # the default ones in a new program.
@@ -63,6 +65,7 @@ def pytest_collection_finish() -> None:
     """Exempt collected tests from garbage collection, which then takes milliseconds."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -75,7 +78,14 @@ def nothing_is_left() -> Iterator[None]:
         for member in vars(models).values():
             getattr(member, "cache_clear", lambda: None)()
     gc.collect()  # a ResourceWarning here belongs to this module
+    gc.freeze()  # what is left stays, and later collections need not visit it
     assert files_of_store() == before, f"these tests have written to {STORE}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Let pytest's last collection also visit objects of finished modules, and report what they left open."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(trylast=True)

@@ -34,7 +34,6 @@ from roundgate.errors import (
     Unauthenticated,
 )
 from roundgate.json import encode
-from roundgate.main import build_app
 from roundgate.replay import WATCH, Run, StepWatch
 from roundgate.runtime.startup import Core, build_core
 from roundgate.settings import Settings
@@ -454,6 +453,8 @@ class Gateway:
             if served is file and not life.died.is_set():
                 return life, app
         life = InstanceLife()
+        from roundgate.main import build_app  # a replay in another process loads no FastAPI
+
         app = build_app(
             file,
             self._using,

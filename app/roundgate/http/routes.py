@@ -433,15 +433,18 @@ def make_events_router(
         max_bytes: the limit on a payload, in bytes (`tasks.max_event_bytes`).
     """
     router = APIRouter(tags=["events"])
+    # FastAPI builds a serializer for each model of a response, so the others refer to the first
+    schema = {"$ref": "#/components/schemas/NotAccepted"}
     refusals: dict[int | str, dict[str, Any]] = {
-        status: {"model": NotAccepted} for status in (400, 404, 409, 410, 413, 415, 429, 503)
+        status: {"content": {"application/json": {"schema": schema}}}
+        for status in (404, 409, 410, 413, 415, 429, 503)
     }
 
     @router.post(
         EVENTS_PATH + "{token}",
         status_code=202,
         summary="Deliver an external event",
-        responses={200: {"model": Accepted}, **refusals},
+        responses={200: {"model": Accepted}, 400: {"model": NotAccepted}, **refusals},
         openapi_extra={"requestBody": {"content": {"application/json": {"schema": {}}}}},
     )
     async def deliver(token: str, request: Request, response: Response) -> Accepted | NotAccepted:

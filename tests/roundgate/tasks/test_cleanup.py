@@ -8,7 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import pytest
@@ -41,6 +40,7 @@ from tests.support.catalogs import built
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, How, Life, Plan, When, bury
 from tests.support.dynamodb import Emulator
+from tests.support.long import sampled
 from tests.support.replay import Name
 from tests.support.rounds import CAPABILITIES
 from tests.support.stories import all_points, points_of
@@ -641,7 +641,7 @@ def _was_kept(plan: Plan) -> bool:
 def test_a_cancel_comes_at_any_call(files: Files, takes_keys: bool, dies: bool) -> None:
     points = all_points(tell(files, Plan(), takes_keys=takes_keys, cancel_at=None))
     assert len(points) > 20
-    for number, when in points:
+    for number, when in sampled(points):
         plan = Plan({number: when} if dies else {})
         tell(files, plan, takes_keys=takes_keys, cancel_at=(number, when))
 
@@ -652,7 +652,7 @@ def test_a_process_dies_at_any_call_of_a_cleanup(files: Files, takes_keys: bool)
     calls = tell(files, Plan(), takes_keys=takes_keys, cancel_at=at, refusals=1)
     points = [point for point in all_points(calls) if point[0] >= at[0]]
     assert len(points) > 10
-    for number, when in points:
+    for number, when in sampled(points):
         tell(files, Plan({number: when}), takes_keys=takes_keys, cancel_at=at, refusals=1)
 
 
@@ -663,7 +663,7 @@ def test_any_call_of_a_cleanup_times_out_and_may_have_happened_or_not(
     monkeypatch.setattr(lease, "PAUSES_S", (0,) * 4)
     at: tuple[int, When] = (8, "before")
     calls = tell(files, Plan(), takes_keys=takes_keys, cancel_at=at)
-    for (number, when), _ in product(all_points(calls), (0,)):
+    for number, when in sampled(all_points(calls)):
         how: How = "times out before" if when == "before" else "times out after"
         tell(files, Plan({number: how}), takes_keys=takes_keys, cancel_at=at)
 
@@ -692,7 +692,7 @@ def test_a_cancel_comes_at_any_call_of_dynamodb_and_the_process_dies_there_too(
             tell(files, plan, takes_keys=True, cancel_at=point, store=store)
             return plan
 
-    points = points_of(one(None).calls)
+    points = sampled(points_of(one(None).calls), 23)
     with ThreadPoolExecutor(4) as threads:
         assert len(list(threads.map(one, points))) == len(points)
     client.close()
