@@ -8,7 +8,7 @@ side of it, in a short run for a sample of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import combinations, product
@@ -28,7 +28,7 @@ from roundgate.tasks.stored import StoredTasks
 from tests.support.clocks import FixedClock
 from tests.support.crashes import How, Plan, When
 from tests.support.dynamodb import Emulator
-from tests.support.long import examples, sampled
+from tests.support.long import Case, examples, sampled
 from tests.support.postgresql import Server
 from tests.support.stories import STORIES, Manner, Story, all_points, points_of
 from tests.support.tasks import Fast, Files
@@ -41,6 +41,11 @@ IDS = [f"{name} in a {manner}" for name, manner in CASES]
 def report(points: int) -> None:
     """For `pytest -rP`."""
     print(f"{points} points")
+
+
+def sample(name: str, points: Sequence[Case], every: int = 7) -> Sequence[Case]:
+    """Return all points of a story, in a short run one of `every`; each day of "days" makes the same calls."""
+    return sampled(points, every * 5 if name == "days" else every)
 
 
 def tell(
@@ -94,7 +99,7 @@ def tell(
 
 @pytest.mark.parametrize(("name", "manner"), CASES, ids=IDS)
 def test_a_process_dies_at_any_call(files: Files, name: str, manner: Manner) -> None:
-    points = sampled(all_points(tell(files, name, Plan(), manner)))
+    points = sample(name, all_points(tell(files, name, Plan(), manner)))
     for number, when in points:
         tell(files, name, Plan({number: when}), manner)
     report(len(points))
@@ -103,7 +108,7 @@ def test_a_process_dies_at_any_call(files: Files, name: str, manner: Manner) -> 
 @pytest.mark.parametrize(("name", "manner"), CASES, ids=IDS)
 @pytest.mark.parametrize("dies", [False, True], ids=["alone", "and the process dies there too"])
 def test_a_cancel_comes_at_any_call(files: Files, name: str, manner: Manner, dies: bool) -> None:
-    points = sampled(all_points(tell(files, name, Plan(), manner)))
+    points = sample(name, all_points(tell(files, name, Plan(), manner)))
     for number, when in points:
         tell(files, name, Plan({number: when} if dies else {}), manner, cancel_at=(number, when))
     report(len(points))
@@ -128,7 +133,7 @@ def test_any_call_times_out_and_may_have_happened_or_not(
     files: Files, name: str, manner: Manner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "PAUSES_S", (0,) * 4)
-    points = sampled(all_points(tell(files, name, Plan(), manner)))
+    points = sample(name, all_points(tell(files, name, Plan(), manner)))
     for number, when in points:
         how: How = "times out before" if when == "before" else "times out after"
         tell(files, name, Plan({number: how}), manner)
@@ -211,7 +216,7 @@ def test_a_process_dies_at_any_call_of_postgresql(
         )
 
     one(plan := Plan())
-    points = sampled(points_of(plan.calls), 23)
+    points = sample(name, points_of(plan.calls), 23)
     for point in points:
         one(Plan(dict([point])))
     report(len(points))
