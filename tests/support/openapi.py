@@ -16,6 +16,22 @@ from roundgate.config import ConfigFile
 from roundgate.settings.process import Settings
 from tests.support.asgi import Client, built, client
 
+LOOK_AND_PURGE = """
+openapi: 3.1.0
+info: {title: Shop, version: "1"}
+paths:
+  /looks:
+    get:
+      operationId: look
+      responses: {"200": {description: ok}}
+  /purges:
+    post:
+      operationId: purge
+      responses: {"200": {description: ok}}
+"""
+"""A document of two operations, as YAML."""
+INTERNAL = "      x-internal: true\n"
+"""What to append to the document so that `purge` is internal."""
 OK = {"200": {"description": "Well.", "content": {"application/json": {}}}}
 
 

@@ -19,6 +19,7 @@ from roundgate.runtime import loading, reload
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, Exchange, client, stoppable
+from tests.support.openapi import INTERNAL, LOOK_AND_PURGE
 from tests.support.task_client import DECLARED, TaskClient, task_settings
 
 GOOD = "from roundgate import tool\n@tool\ndef hello() -> str:\n    return 'WORD'\n"
@@ -236,7 +237,7 @@ async def test_a_retry_exposes_nothing_that_a_half_written_document_no_longer_hi
 ) -> None:
     monkeypatch.setattr(reload, "HEAL_S", 0.05)
     said = "missing back ends stay missing: serving them would change protection; reload to accept that"
-    (folder / "shop.yaml").write_text(DOCUMENT + INTERNAL)
+    (folder / "shop.yaml").write_text(LOOK_AND_PURGE + INTERNAL)
     (folder / "gateway.yaml").write_text(CONFIG + SHOP)
     app = app_of(folder)
 
@@ -246,28 +247,14 @@ async def test_a_retry_exposes_nothing_that_a_half_written_document_no_longer_hi
     async with stoppable(app), client(app) as mcp:
         before = ["well__hello", "shop__look"]
         assert await names(mcp) == before
-        (folder / "shop.yaml").write_text(DOCUMENT)
+        (folder / "shop.yaml").write_text(LOOK_AND_PURGE)
         (folder / "ill.py").write_text(GOOD)
         await until(True, told)
         assert await names(mcp) == before
-        (folder / "shop.yaml").write_text(DOCUMENT + INTERNAL)
+        (folder / "shop.yaml").write_text(LOOK_AND_PURGE + INTERNAL)
         await until(["well__hello", "ill__hello", "shop__look"], lambda: names(mcp))
 
 
-DOCUMENT = """
-openapi: 3.1.0
-info: {title: Shop, version: "1"}
-paths:
-  /looks:
-    get:
-      operationId: look
-      responses: {"200": {description: ok}}
-  /purges:
-    post:
-      operationId: purge
-      responses: {"200": {description: ok}}
-"""
-INTERNAL = "      x-internal: true\n"
 SHOP = """
   - kind: openapi
     name: shop

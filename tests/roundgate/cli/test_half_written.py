@@ -15,6 +15,7 @@ import pytest
 from roundgate.runtime.reload import CONFIRM_S
 from tests.roundgate.cli.test_reload import connected, logged, names, save, until
 from tests.support.asgi import Client
+from tests.support.openapi import INTERNAL, LOOK_AND_PURGE
 from tests.support.server import Server, running
 
 pytestmark = pytest.mark.skipif(
@@ -317,7 +318,7 @@ async def test_a_half_written_document_lets_no_internal_operation_in(
     config: Path, environment: dict[str, str]
 ) -> None:
     document = config.with_name("shop.yaml")
-    save(document, DOCUMENT + INTERNAL)
+    save(document, LOOK_AND_PURGE + INTERNAL)
     save(
         config,
         "backends:\n  - {kind: openapi, name: shop, prefix: '', document: shop.yaml,"
@@ -326,27 +327,11 @@ async def test_a_half_written_document_lets_no_internal_operation_in(
     with running(config, environment, "--reload") as server:
         async with connected(server) as mcp:
             assert await names(mcp) == ["look"]
-            save(document, DOCUMENT)
+            save(document, LOOK_AND_PURGE)
             told, *_ = await logged(server, 1, WOULD)
             assert told["changed"] == ["tool purge of shop is served; it is new, or was left out"]
             async with written_to(document):
                 assert await names(mcp) == ["look"]
-                save(document, DOCUMENT + INTERNAL + "      summary: Purge.\n")
+                save(document, LOOK_AND_PURGE + INTERNAL + "      summary: Purge.\n")
             await logged(server, 1, "reloaded /")
             assert await names(mcp) == ["look"]
-
-
-DOCUMENT = """
-openapi: 3.1.0
-info: {title: Shop, version: "1"}
-paths:
-  /looks:
-    get:
-      operationId: look
-      responses: {"200": {description: ok}}
-  /purges:
-    post:
-      operationId: purge
-      responses: {"200": {description: ok}}
-"""
-INTERNAL = "      x-internal: true\n"

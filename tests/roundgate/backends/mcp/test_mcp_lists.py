@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 from roundgate import config as configuration
-from roundgate.backends.mcp import backend as mcp_backend
-from roundgate.backends.mcp import server as mcp_server
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
 from roundgate.settings import Settings
@@ -32,15 +30,7 @@ from tests.support.scripted import (
 )
 from tests.support.upstreams import Upstream, gateway_of, health, names, tool, until
 
-
-@pytest.fixture(autouse=True)
-def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of a tenth of a second."""
-    monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 0.1)
-    monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
-    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "EMPTY_POLL_PAUSES_S", (0.1, 0.1))
+pytestmark = pytest.mark.usefixtures("brisk")
 
 
 def entry(server: Scripted, name: str = "up", **settings: Any) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import pytest
 
 from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import pins as mcp_pins
-from roundgate.backends.mcp import server as mcp_server
 from roundgate.backends.mcp.config import McpBackendConfig
 from roundgate.backends.mcp.lock import LockFile, definition_digest
 from roundgate.backends.mcp.tools import MAX_NAME
@@ -31,13 +30,7 @@ from tests.support.scripted import Asked, Scripted, result, scripted, text
 from tests.support.sdk_server import library, sdk_served
 from tests.support.upstreams import health, names, tool, until
 
-
-@pytest.fixture(autouse=True)
-def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 0.1)
-    monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
-    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
+pytestmark = pytest.mark.usefixtures("brisk")
 
 
 class Pinned(Shelf):

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import lists as mcp_lists
-from roundgate.backends.mcp import server as mcp_server
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
 from roundgate.runtime.protection import changes, protection
@@ -28,14 +26,7 @@ from tests.support.upstreams import app_of, gateway_of, health, tool, until
 CAPABLE: dict[str, Any] = {"elicitation": {"form": {}}}
 
 
-@pytest.fixture(autouse=True)
-def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of a tenth of a second."""
-    monkeypatch.setattr(mcp_server, "FIRST_PAUSE_S", 0.1)
-    monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
-    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "EMPTY_POLL_PAUSES_S", (0.1, 0.1))
+pytestmark = pytest.mark.usefixtures("brisk")
 
 
 def entry(server: Scripted | str, name: str = "up", **settings: Any) -> dict[str, Any]:
