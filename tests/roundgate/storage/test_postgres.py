@@ -452,10 +452,14 @@ class TestTables:
         await migrate(connection)
         assert await connection.fetchval("select version from roundgate.store") == 1
 
+    @pytest.mark.parametrize("before", ["nothing", "the schema", "an earlier version"])
     async def test_processes_that_migrate_at_once_take_turns(
-        self, connection: Any, postgresql: Server
+        self, connection: Any, postgresql: Server, before: str
     ) -> None:
-        await migrate(connection)
+        if before == "the schema":
+            await connection.execute("create schema roundgate")
+        elif before == "an earlier version":
+            await migrate(connection)
         later = (*MIGRATIONS, "create table two (n int); select pg_sleep(0.2)")
         others = [await asyncpg.connect(postgresql.url) for _ in range(4)]
         stores = await asyncio.gather(*(migrate(other, later) for other in others))

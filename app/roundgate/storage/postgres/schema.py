@@ -100,7 +100,9 @@ async def check_version(connection: Any, scripts: Sequence[str] = MIGRATIONS) ->
     Raises:
         Unavailable: this version cannot use the tables.
     """
-    if await connection.fetchval("select to_regclass('roundgate.store') is null"):
+    # to_regclass would answer from what the connection knew before it waited for the lock
+    tables = "from pg_tables where schemaname = 'roundgate' and tablename = 'store'"
+    if not await connection.fetchval(f"select count(*) {tables}"):
         return 0, ""
     row = await connection.fetchrow(
         "select version, tables_id, id, coalesce((to_jsonb(store) ->> 'min_version')::int, version)"
