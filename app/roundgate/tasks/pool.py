@@ -225,7 +225,7 @@ class Pool:
 
     def start(self) -> None:
         """Start the loops of the pool in this event loop."""
-        loops = [self._take, self._keep_sweeping, self._keep_counting]
+        loops = [self._receive, self._keep_sweeping, self._keep_counting]
         if self.children is not None:
             loops.append(self._keep_isolating)
         self._loops = [asyncio.create_task(loop()) for loop in loops]
@@ -284,7 +284,7 @@ class Pool:
 
     # messages
 
-    async def _take(self) -> None:
+    async def _receive(self) -> None:
         wait_ms = SHORT_WAIT_MS if self.children is None else WAIT_MS
         while True:
             if self.sweep.is_outvoted:  # other processes do the work
@@ -306,7 +306,7 @@ class Pool:
             busy = {*self._busy()}
             for message in messages:
                 await self._free.acquire()
-                self._begin(message)
+                self._start_turn(message)
             if messages and all(message.ref.owner in busy for message in messages):
                 # a queue that cannot skip owners would deliver their next messages at once
                 await asyncio.sleep(PUT_BACK_MS / 1000)
@@ -315,7 +315,7 @@ class Pool:
         """Return the owners that already have as many turns as one owner may have."""
         return [owner for owner, running in self._running_of.items() if running >= self._most]
 
-    def _begin(self, message: Message) -> None:
+    def _start_turn(self, message: Message) -> None:
         turn = asyncio.create_task(self._turn(message))
         self._turns.add(turn)
         turn.add_done_callback(self._turns.discard)

@@ -239,7 +239,7 @@ class StoredTasks:
     async def apply(self, ref: TaskRef, event: Event, now_ms: int) -> Decision:
         """Apply an event and return the decision. If it is a `Next`, the change has been written
         and its message sent."""
-        decision = await self._write(await self.store.head(ref), event, now_ms)
+        decision = await self._decide_and_swap(await self.store.head(ref), event, now_ms)
         if isinstance(decision, Next) and decision.message_ms is not None:
             await self.send(ref, decision.message_ms)
         if self.trail is not None and isinstance(event, events.Deliver):
@@ -261,7 +261,7 @@ class StoredTasks:
             return []
         records = await self.store.heads([ref for ref, _ in happening])
         outcomes = await asyncio.gather(
-            *(self._write(records.get(ref), event, now_ms) for ref, event in happening),
+            *(self._decide_and_swap(records.get(ref), event, now_ms) for ref, event in happening),
             return_exceptions=True,
         )
         decisions = [outcome for outcome in outcomes if isinstance(outcome, Next | Refused)]
@@ -281,7 +281,9 @@ class StoredTasks:
         if refs and self.queue is not None:
             await self.queue.send_many(refs)
 
-    async def _write(self, record: TaskRecord | None, event: Event, now_ms: int) -> Decision:
+    async def _decide_and_swap(
+        self, record: TaskRecord | None, event: Event, now_ms: int
+    ) -> Decision:
         """Apply an event and return the decision. If it is a `Next`, the change has been
         written."""
         while True:

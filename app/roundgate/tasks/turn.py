@@ -451,12 +451,12 @@ class Turn:
             return Failed(self._error)
         context, arguments = Context(self._run), dict(self.task_call.arguments)
 
-        async def run_handler() -> HandlerOutcome:
+        async def watched() -> HandlerOutcome:
             watchdog.RUNNING.set(self)
             watchdog.attend()
             return await engine.run_handler(lambda: served.call(context, arguments), self._run)
 
-        root = asyncio.create_task(run_handler())
+        root = asyncio.create_task(watched())
         every_s = min(1.0, self._means.config.lease_s / 6)
         try:
             async with Heartbeat(every_s, self._beat, **self.facts()):
