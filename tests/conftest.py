@@ -4,8 +4,10 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -82,14 +84,47 @@ def nothing_is_left() -> Iterator[None]:
     assert files_of_store() == before, f"these tests have written to {STORE}"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_unconfigure() -> None:
-    """Let pytest's last collection also visit objects of finished modules, and report what they left open."""
-    gc.unfreeze()
+LEFT = pytest.StashKey[list[str]]()
+"""What the last collection found open: what outlived its module belongs to no test that could fail."""
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Collect objects of finished modules too, and fail the session for what they left open."""
+    left = session.config.stash.setdefault(LEFT, [])
+    before = sys.unraisablehook
+    sys.unraisablehook = lambda raised: left.append(f"{raised.object!r}: {raised.exc_value!r}")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gc.unfreeze()
+            gc.collect()
+    finally:
+        sys.unraisablehook = before
+    left += [f"{each.category.__name__}: {each.message}" for each in caught]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = left
+    elif left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker of xdist found; one that died has no output."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash.setdefault(LEFT, []).extend(output.get("left", []))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if left := config.stash.get(LEFT, []):
+        terminalreporter.section("left open by a module of tests", red=True)
+        for text in left:
+            terminalreporter.line(text)
+
+
+@pytest.hookimpl(specname="pytest_sessionfinish", trylast=True)
+def save_coverage() -> None:
     """Writes down which lines were run, under `scripts/test --cover`: xdist kills a worker that has not ended after ten
     seconds, and what it would have written at its end is lost."""
     if "PYTEST_XDIST_WORKER" in os.environ and "coverage" in sys.modules:

@@ -3,6 +3,7 @@ that share nothing else."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import shutil
 import sqlite3
@@ -93,18 +94,26 @@ async def nobody_listens(method: str, uri: str | None) -> None:
 
 
 class Rows:
-    """The rows of one process: the part of a `SessionStore` that a sweep needs."""
+    """Rows in memory: the part of a `SessionStore` that a sweep needs. Others may run between a read and a write."""
 
     def __init__(self) -> None:
         self.kept: dict[str, SessionRow] = {}
 
     async def read(self, key: str) -> SessionRow | None:
-        return self.kept.get(key)
+        row = self.kept.get(key)
+        await asyncio.sleep(0)
+        return row
 
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
-        return key not in self.kept and await self.replace(key, value, 0, forget_ms)
+        return self._write(key, value, 0)
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
+        return self._write(key, value, version)
+
+    def _write(self, key: str, value: bytes, version: int) -> bool:
+        kept = self.kept.get(key)
+        if version != (kept.version if kept else 0):
+            return False
         self.kept[key] = SessionRow(value, version + 1)
         return True
 

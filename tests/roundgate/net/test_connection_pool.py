@@ -305,3 +305,14 @@ async def test_a_body_arrives_whole_with_a_length_and_without(size: int) -> None
             assert (await client.post(service.origin, content=body)).text == "ok"
         assert service.bodies == [body, body]
         assert service.made == 1
+
+
+async def test_a_body_in_pieces_arrives_whole_with_a_length() -> None:
+    async def pieces() -> AsyncGenerator[bytes]:
+        for piece in (b"one", b"", b"two" * 50_000):
+            await asyncio.sleep(0)
+            yield piece
+
+    async with running() as service, make_client(timeout_s=60) as client:
+        assert (await client.post(service.origin, content=pieces())).text == "ok"
+        assert service.bodies == [b"onetwo" + b"two" * 49_999]

@@ -15,6 +15,7 @@ import pytest
 from roundgate.clock import Clock
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol.tasks import Status
+from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
 from roundgate.storage.dynamodb.table import Table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
@@ -23,6 +24,7 @@ from roundgate.storage.tasks import TaskRef, Wanted
 from roundgate.tasks import events
 from roundgate.tasks.events import Added, AnswersTaken
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks
+from roundgate.tasks.sweep import SHARD_MS, Sweep
 from tests.roundgate.storage import once_contract, task_contract
 from tests.roundgate.storage.once_contract import LATER
 from tests.roundgate.storage.task_contract import (
@@ -305,7 +307,8 @@ class Counted:
         self.client = Client(dynamodb.client())
         self._table = Table(table, lambda: self.client, Clock())
         self.store = StoredTasks(DynamoDbTasks(self._table))
-        self.once = OnceStore(DynamoDbSessions(self._table, Clock()))
+        self.sessions = DynamoDbSessions(self._table, Clock())
+        self.once = OnceStore(self.sessions)
 
     async def calls(self, work: Any) -> dict[str, int]:
         self.client.calls.clear()
@@ -373,6 +376,18 @@ async def test_everything_usual_is_one_write_and_a_read_before_it_without_a_leas
     assert await calls(store.apply_many([(REF, events.Expire(END))], END)) == {
         "batch_get_item": 1
     }, "it is over"
+
+
+async def test_a_lease_of_a_shard_is_a_read_and_a_write(tasks: Counted) -> None:
+    clock = FixedClock(Clock().now_ms())
+    no_queue: Any = None  # a lease needs none
+    one, other = (
+        Sweep(tasks.store, no_queue, tasks.sessions, clock, TasksConfig()) for _ in range(2)
+    )
+    assert await tasks.calls(one._take(0, SHARD_MS)) == {"get_item": 1, "put_item": 1}, "new"
+    assert await tasks.calls(one._take(0, SHARD_MS)) == READ_AND_WRITE, "for longer"
+    assert await tasks.calls(other._take(0, SHARD_MS)) == {"get_item": 1}, "refused"
+    assert await tasks.calls(one._take(0, 0)) == READ_AND_WRITE, "released"
 
 
 async def test_large_values_cost_a_batch_more(tasks: Counted) -> None:

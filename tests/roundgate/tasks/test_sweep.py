@@ -12,8 +12,9 @@ from roundgate import json
 from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
-from roundgate.storage.ports import TaskQueue
+from roundgate.storage.ports import SessionRow, TaskQueue
 from roundgate.storage.sqlite.database import SqliteDatabase
+from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import OpenTask, TaskRef
 from roundgate.tasks import events, sweep
@@ -348,6 +349,38 @@ async def test_a_shard_that_cannot_be_swept_does_not_stop_the_one_beside_it(
     assert sharded.now == 0, "nothing goes on unnoticed"
     clock.skip(sweep.SHARD_MS / 1000)
     assert await one.sweep() == 100 - sent
+
+
+class ReadTogether(SqliteSessions):
+    """Rows that a number of sweepers have all read before one of them writes."""
+
+    def __init__(self, database: SqliteDatabase, clock: FixedClock, read: asyncio.Barrier) -> None:
+        super().__init__(database, clock)
+        self._all_read = read
+
+    async def read(self, key: str) -> SessionRow | None:
+        row = await super().read(key)
+        await self._all_read.wait()
+        return row
+
+
+@pytest.mark.parametrize("before", ["absent", "expired"])
+async def test_of_sweepers_that_take_a_shard_together_one_gets_it(
+    shared: Shared, shop: Workshop, clock: FixedClock, before: str
+) -> None:
+    barrier = asyncio.Barrier(8)
+    stores = [
+        ReadTogether(SqliteDatabase(shared.path, durable=False), clock, barrier) for _ in range(8)
+    ]
+    shared.opened += stores
+    if before == "expired":
+        lease = json.encode(["dead", clock.now_ms()])
+        assert await stores[0].put_new("sweep.3", lease, clock.now_ms() + sweep.SHARD_AT_MOST_MS)
+    sweeps = [Sweep(shop.store, shop.queue, rows, clock, shop.config) for rows in stores]
+    got = await asyncio.gather(*(one._take(3, sweep.SHARD_MS) for one in sweeps))
+    assert sum(got) == 1
+    again = await asyncio.gather(*(one._take(3, sweep.SHARD_MS) for one in sweeps))
+    assert again == got, "the one that has it goes on"
 
 
 async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(
