@@ -241,7 +241,7 @@ class Signature(Struct, frozen=True, dict=True):
 
 _TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
 _MAX_ERRORS: Final = 1_000
-MAX_READINGS: Final = 150_000
+MAX_READINGS: Final = 100_000
 """The maximum number of attempts for validating one call's arguments, including missing members.
 They block the event loop for some 50 ms."""
 _CHANGEABLE: Final = (list, dict, set, bytearray)

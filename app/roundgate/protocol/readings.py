@@ -1,4 +1,4 @@
-"""A bound on the work of validating a value, known before the validation.
+"""The work of validating a value, counted before the validation.
 
 A union tries its alternatives one after the other. If several of them look at the same member, that
 member is read several times. In a recursive schema the readings multiply at every level:
@@ -6,16 +6,18 @@ member is read several times. In a recursive schema the readings multiply at eve
     Filter = And | Or | integer      And.left and Or.left are both a Filter
     {"left": {"left": {"left": 1}}}  the 1 is read 2 * 2 * 2 times
 
-Validators run in native code that no deadline interrupts and that blocks every other call. The schema
-alone says how often a part at each depth of a value can be read; `Readings` adds up the parts.
+Validators run in native code that no deadline interrupts and that blocks every other call.
+`Readings` computes the number in time proportional to the value: the work of a subschema for one
+part of the value is computed once, however often that part is read.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from math import inf
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from msgspec import Struct
@@ -25,13 +27,14 @@ from roundgate.json import at_pointer, walk
 
 _FEW: Final = 8
 """A number of readings of one part that is not worth counting."""
-_FEW_LEVELS: Final = 200
-"""The number of levels at which readings have to be few."""
-_MAX_STEPS: Final = 100_000
-"""The maximum number of readings to add up for one schema. A schema with more is taken to multiply
-without bound."""
+_MANY: Final = 64
+"""The number of readings, or of alternatives, of one part above which readings count as
+multiplying."""
+_MAX_STATES: Final = 300
 _MAX: Final = 10**12
-"""The limit at which counts stop growing, and the count of a schema that is not counted."""
+"""The limit at which counts stop growing."""
+_MAX_PAIRS: Final = 100_000
+"""The maximum number of examined pairs of a subschema and a part."""
 _COPIES_PER_ERROR: Final = 40
 """The number of values that can be copied in the time that one error takes."""
 _CHARS_PER_COPY: Final = 100
@@ -40,6 +43,8 @@ _SAME: Final = ("not", "if", "then", "else")
 _SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
 _SAME_NAMED: Final = ("dependentSchemas", "dependencies")
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
 _LOOKS_FURTHER: Final = frozenset(
     {
         *(*_REFERENCES, *_SAME, *_SAME_LISTS, *_SAME_NAMED),
@@ -48,26 +53,60 @@ _LOOKS_FURTHER: Final = frozenset(
         *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
     }
 )
-_Kind: TypeAlias = "tuple[str, str | int | None]"
-"""A member or an element, by name or index; `None` for all others."""
-_Part: TypeAlias = "tuple[tuple[int, int], ...]"
-"""The ids of the subschemas that read one part, each with the number of its readings."""
-_LEAF: Final[Mapping[str, Any]] = {}
-"""Stands for each subschema that looks only at the value itself."""
 
 
-class _Reader(Struct):
-    """The subschemas that read one value together, because one of them applies the others."""
+class _Readers(NamedTuple):
+    """The subschemas that read one value. Some *look further*: they apply other subschemas or read
+    parts."""
 
-    count: int
-    missing: int
-    """The number of required members, which may all be missing."""
-    parts: Set[_Part]
-    """The readers of each kind of part."""
+    nodes: tuple[int, ...] = ()
+    """The ids of subschemas that look further."""
+    leaves: int = 0
+    """The number of subschemas that look only at the value itself."""
+
+
+class _Subschema(Struct):
+    """The readers that one subschema applies, by the value that they read."""
+
+    same: _Readers
+    """Readers of the same value."""
+    one_of: _Readers
+    """Readers of the same value, only one of which counts."""
+    members: Mapping[str | int, _Readers]
+    """Readers of the members and elements that have their own subschemas, by name or index."""
+    other_members: _Readers
+    other_items: _Readers
+    names: _Readers
+    """Readers of the name of each member."""
+    content: _Readers
+    """Readers of the value that a JSON text encodes."""
+    required: tuple[str, ...]
+
+    def inner(self) -> Iterator[int]:
+        """Yield the ids of subschemas that look further and read parts of the value."""
+        for readers in self.members.values():
+            yield from readers.nodes
+        for readers in (self.other_members, self.other_items, self.names, self.content):
+            yield from readers.nodes
+
+
+class _Look(NamedTuple):
+    """The work of one subschema at one part of a value."""
+
+    here: int
+    """Readings of the part itself, of members that are missing, and of members' names."""
+    alternatives: int
+    """Readings of the part by subschemas that look at nothing else."""
+    parts: int
+    """Readings of the part's own parts by subschemas that look at nothing else."""
+    reads: list[tuple[int, Any]]
+    """The subschemas that look further, each with the value that it reads."""
+    choice: tuple[int, ...]
+    """The subschemas of the part, only one of which counts."""
 
 
 class Readings:
-    """The bound on the readings that validating by one schema takes.
+    """The counter of the readings that validating by one schema takes.
 
     Args:
         schema: a JSON Schema of any draft.
@@ -79,174 +118,255 @@ class Readings:
     def __init__(self, schema: Mapping[str, Any], *, of_pydantic: bool = False) -> None:
         self._schema = schema
         self._of_pydantic = of_pydantic
-        self._schemas: dict[int, Mapping[str, Any]] = {}
+        self._parts: dict[int, Mapping[str, Any]] = {}
+        self._subschemas: dict[int, _Subschema] = {}
         self._root = self._id(schema)
-        self._steps = 0
 
     @cached_property
     def are_few(self) -> bool:
         """Whether no part of any value is read more than a few times."""
-        return not self._decodes and all(self._most.at(at) <= _FEW for at in range(_FEW_LEVELS))
+        return self._most[0] <= _FEW and not self._decodes
 
     def may_exceed(self, limit: int, value: Any) -> bool:
         """Return whether validating a value may take more than `limit` readings."""
         if self.are_few:
             return False
-        of_objects = self._most_with_missing if self._of_pydantic else self._most
-        readings = 0
-        for parts, (depth, part) in enumerate(self._walk(value), 1):
-            readings += (of_objects if isinstance(part, Mapping) else self._most).at(depth)
-            if readings > limit and parts * self._most_of_one_turn > limit:
-                return True
-        return False
+        _, work = self._most
+        if self._size(value) * work <= limit:
+            return False
+        looks = self._looks(value)
+        if looks is None:
+            return True
+        total = self._add_up(
+            value, looks, lambda look, _: look.here + look.alternatives + look.parts
+        )
+        if total > limit and not self._of_pydantic:
+            # nothing is read again where the schema refers to itself
+            parts = len(looks) + sum(1 for _ in walk(value))
+            total = min(total, parts * self._most_of_one_turn)
+        return total > limit
 
     def may_have_more_errors(self, limit: int, value: Any) -> bool:
         """Return whether a value may have more than `limit` errors. Each error copies its part of
-        the value, which also counts."""
+        the value, which also counts. An alternative that looks at no part adds no error to its
+        union's error."""
+        looks = self._looks(value)
+        if looks is None:
+            return True
         sizes = _sizes(value)
-        errors: float = 0
-        for depth, part in walk(value):
-            is_object = isinstance(part, Mapping)
-            here = (self._most_with_missing if is_object else self._most).at(depth)
-            if is_object and self._names_are_read:
-                here += len(part)
-            errors += max(1, here) * (1 + sizes[id(part)] / _COPIES_PER_ERROR)
-            if errors > limit:
-                return True
-        return False
 
-    def _walk(self, value: Any) -> Iterator[tuple[int, Any]]:
-        """Yield each part of a value with its depth, also those of JSON texts that are read."""
-        for depth, part in walk(value):
-            yield depth, part
-            if self._decodes and isinstance(part, str):
-                yield from ((depth + 1 + below, inner) for below, inner in walk(_decoded(part)))
+        def errors(look: _Look, part: int) -> float:
+            return look.here * (1 + sizes.get(part, 1) / _COPIES_PER_ERROR) + look.parts
+
+        return self._add_up(value, looks, errors) > limit
+
+    def _looks(self, value: Any) -> dict[tuple[int, int], _Look] | None:
+        """Return the work at each pair of a subschema and a part (by id), in the order in which
+        they are found; `None` if there are too many."""
+        looks: dict[tuple[int, int], _Look] = {}
+        waiting: list[tuple[int, Any]] = [(self._root, value)]
+        texts: dict[int, Any] = {}
+        while waiting:
+            node, part = waiting.pop()
+            at = node, id(part)
+            if at in looks:
+                continue
+            if len(looks) == _MAX_PAIRS:
+                return None
+            look = looks[at] = _look(self._subschema(node), part, texts)
+            waiting.extend(look.reads)
+            waiting.extend((look_ahead, part) for look_ahead in look.choice)
+        return looks
+
+    def _add_up(
+        self,
+        value: Any,
+        looks: Mapping[tuple[int, int], _Look],
+        price: Callable[[_Look, int], float],
+    ) -> float:
+        """Return the total price of a value. Each part counts once for each path that leads to
+        it."""
+        totals: dict[tuple[int, int], float] = {}
+        begun: set[tuple[int, int]] = set()
+        waiting = [(self._root, id(value))]
+        while waiting:
+            at = waiting[-1]
+            part = at[1]
+            look = looks[at]
+            if at not in begun:
+                begun.add(at)
+                below = [(node, id(inner)) for node, inner in look.reads]
+                below += [(node, part) for node in look.choice]
+                if new := [candidate for candidate in below if candidate not in begun]:
+                    waiting.extend(new)
+                    continue
+            waiting.pop()
+            if at not in totals:
+                total = price(look, part)
+                for node, inner in look.reads:
+                    total += totals.get((node, id(inner)), 0)
+                if look.choice:
+                    total += max(totals.get((node, part), 0) for node in look.choice)
+                totals[at] = min(total, _MAX)
+        return totals[self._root, id(value)]
 
     @cached_property
     def _decodes(self) -> bool:
-        return self._of_pydantic and self._has("contentSchema")
+        return any(subschema.content != _NO_READERS for subschema in self._subschemas.values())
+
+    def _size(self, value: Any) -> int:
+        """Return the number of values in a value, and in the JSON texts that are read."""
+        size = 0
+        for _, part in walk(value):
+            size += 1
+            if self._decodes and isinstance(part, str):
+                size += sum(1 for _ in walk(_decoded(part)))
+        return size
 
     @cached_property
-    def _names_are_read(self) -> bool:
-        return self._has("propertyNames")
+    def _most(self) -> tuple[float, float]:
+        """The bounds for one part of any value: on its readings, and on its readings with its
+        missing members and its members' names. Both are infinite if readings multiply.
 
-    def _has(self, word: str) -> bool:
-        return any(isinstance(part, Mapping) and word in part for _, part in walk(self._schema))
+        A state holds the subschemas that read one part, each with a count. A state determines the
+        states of the parts below; there are few states unless readings multiply.
+        """
+        most, work, leaves = 1, 1, 0
+        waiting = self._states({self._root: 1})
+        seen = set(waiting or ())
+        while waiting:
+            state = waiting.pop()
+            readers = [(self._subschema(node), count) for node, count in state]
+            count_here = sum(n * (1 + s.same.leaves + min(1, s.one_of.leaves)) for s, n in readers)
+            beside = sum(
+                n * (len(s.required) + bool(s.names.nodes or s.names.leaves)) for s, n in readers
+            )
+            most, work = max(most, count_here), max(work, count_here + beside)
+            for counts, count_of_leaves in _below(readers):
+                leaves = max(leaves, count_of_leaves)
+                states = self._states(counts)
+                if states is None or len(seen) > _MAX_STATES:
+                    return inf, inf
+                waiting += [next_state for next_state in states if next_state not in seen]
+                seen.update(states)
+        return (inf, inf) if waiting is None else (most + leaves, work + leaves)
 
-    @cached_property
-    def _most(self) -> _Levels:
-        return _Levels(self._root, self._readers)
-
-    @cached_property
-    def _most_with_missing(self) -> _Levels:
-        return _Levels(self._root, self._readers, with_missing=True)
-
-    @cached_property
-    def _most_of_one_turn(self) -> int:
-        """The maximum number of readings of one part of any value, if each recursive subschema
-        reads each part once."""
-        if self._of_pydantic or not self._readers:
-            return _MAX
-        recursive = _recursive(self._readers, self._root)
-        return _Levels(self._root, self._readers, once=recursive).total({self._root, *recursive})
-
-    @cached_property
-    def _readers(self) -> Mapping[int, _Reader]:
-        """The readers of a whole value and of its parts, by the id of the subschema that applies the
-        others; empty if they are too many."""
-        readers: dict[int, _Reader] = {}
-        waiting = [self._root]
-        try:
-            while waiting:
-                if (node := waiting.pop()) not in readers:
-                    readers[node] = self._reader(node)
-                    waiting += (inner for part in readers[node].parts for inner, _ in part)
-        except OverflowError:
-            return {}
-        return readers
-
-    def _reader(self, node: int) -> _Reader:
-        count, missing = 0, 0
-        parts: set[_Part] = set()
-        for together in self._together(node):
-            schemas = [(self._schemas[each], n) for each, n in together.items()]
-            by_kind = [(self._parts(schema), n) for schema, n in schemas]
-            read: dict[_Kind, list[tuple[int, int]]] = {
-                kind: [] for kinds, _ in by_kind for kind in kinds
-            }
-            for kinds, n in by_kind:
-                reads_others = kinds["member", None] or kinds["element", None]
-                for kind in read if reads_others else kinds:
-                    others = kinds[kind[0], None]
-                    read[kind] += [(self._id(inner), n) for inner in kinds.get(kind, others)]
-            self._count(sum(map(len, read.values())))
-            parts |= {tuple(readers) for readers in read.values() if readers}
-            count = max(count, together.total())
-            missing = max(missing, sum(n * _required(schema) for schema, n in schemas))
-        return _Reader(count, missing, parts)
-
-    def _together(self, node: int) -> Iterator[Counter[int]]:
-        """Yield the ids of the subschemas that read one value together, once for each combination of
-        alternatives only one of which counts."""
-        forks = [(Counter[int](), [node])]
+    def _states(self, counts: Mapping[int, int]) -> list[frozenset[tuple[int, int]]] | None:
+        """Return the states of a part that these subschemas read, one for each combination of
+        alternatives; `None` if there are too many, or a part is read too often."""
+        states: list[frozenset[tuple[int, int]]] = []
+        forks: list[tuple[Counter[int], list[tuple[int, int]]]] = [(Counter(), [*counts.items()])]
         while forks:
-            together, waiting = forks.pop()
+            state, waiting = forks.pop()
             while waiting:
-                self._count(1)
-                node = waiting.pop()
-                together[node] += 1
-                schema = self._schemas[node]
-                waiting += map(self._id, self._same(schema))
-                if self._of_pydantic and (choice := [*map(self._id, schema.get("oneOf", ()))]):
-                    forks += [(together.copy(), [*waiting, other]) for other in choice[1:]]
-                    waiting.append(choice[0])
-            yield together
+                node, count = waiting.pop()
+                state[node] += count
+                if state.total() > _MANY or len(forks) + len(states) > _MANY:
+                    return None
+                subschema = self._subschema(node)
+                waiting += [(inner, count) for inner in subschema.same.nodes]
+                first, *others = subschema.one_of.nodes or (None,)
+                forks += [(state.copy(), [*waiting, (inner, count)]) for inner in others]
+                if first is not None:
+                    waiting.append((first, count))
+            states.append(frozenset(state.items()))
+        return states
 
-    def _count(self, steps: int) -> None:
-        """Raise OverflowError after too many steps."""
-        self._steps += steps
-        if self._steps > _MAX_STEPS:
-            raise OverflowError
+    @cached_property
+    def _most_of_one_turn(self) -> float:
+        """The maximum number of readings of one part of any value, if no subschema is followed
+        again below itself."""
+        counts: dict[int, float] = {}  # readings of the value itself
+        deep: dict[int, float] = {}  # the maximum readings of a part of the value
+        begun: set[int] = set()
+        waiting = [self._root]
+        while waiting:
+            node = waiting[-1]
+            subschema = self._subschema(node)
+            same, choice, inner = subschema.same, subschema.one_of, set(subschema.inner())
+            if node not in begun:
+                begun.add(node)
+                below = {*same.nodes, *choice.nodes, *inner}
+                if new := below - begun:
+                    waiting.extend(new)
+                    continue
+            waiting.pop()
+            if node not in counts:
+                more = _sum(counts, same.nodes) + same.leaves + _max(counts, choice.nodes)
+                counts[node] = min(_MAX, 1 + more)
+                parts = max(_max(counts, inner), _max(deep, inner))
+                deep[node] = min(_MAX, parts + _sum(deep, same.nodes) + _max(deep, choice.nodes))
+        return max(counts[self._root], deep[self._root])
 
-    def _same(self, schema: Mapping[str, Any]) -> Iterator[Any]:
-        """Yield the subschemas that read the same value."""
-        for word in _REFERENCES:
-            if isinstance(reference := schema.get(word), str):
-                yield self._referred(reference)
-        # these validate once more, to find the parts that were examined
-        twice = "unevaluatedProperties" in schema or "unevaluatedItems" in schema
-        for _ in range(1 + twice):
-            yield from _subschemas_at(schema, *_SAME)
-            for word in _SAME_LISTS:
-                if word != "oneOf" or not self._of_pydantic:
-                    yield from schema.get(word, ())
-            for word in _SAME_NAMED:
-                named = schema.get(word, {}).values()
-                yield from (each for each in named if not isinstance(each, (list, tuple)))
+    def _id(self, schema: Any) -> int:
+        part = schema if isinstance(schema, Mapping) else _ANYTHING
+        self._parts[id(part)] = part
+        return id(part)
 
-    def _parts(self, schema: Mapping[str, Any]) -> Mapping[_Kind, list[Any]]:
-        """Return the subschemas that read each kind of part of the value."""
-        patterns = [*schema.get("patternProperties", {}).values()]
+    def _readers(self, schemas: Iterable[Any]) -> _Readers:
+        nodes, leaves = [], 0
+        for schema in schemas:
+            if isinstance(schema, Mapping) and not _LOOKS_FURTHER.isdisjoint(schema):
+                nodes.append(self._id(schema))
+            else:
+                leaves += 1
+        return _Readers(tuple(nodes), leaves) if nodes or leaves else _NO_READERS
+
+    def _subschema(self, node: int) -> _Subschema:
+        if node not in self._subschemas:
+            self._subschemas[node] = self._read(self._parts[node])
+        return self._subschemas[node]
+
+    def _read(self, schema: Mapping[str, Any]) -> _Subschema:
+        same = list(self._same(schema))
+        if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+            same *= 2  # these validate once more, to find the parts that were examined
+        patterns = schema.get("patternProperties", {}).values()
         contained = _subschemas_at(schema, "contains")
         items = schema.get("items")  # before 2020-12 also the elements at fixed places
         elements = schema.get("prefixItems", items if isinstance(items, (list, tuple)) else ())
-        members = _subschemas_at(schema, "additionalProperties", "unevaluatedProperties")
-        others = _subschemas_at(schema, "items", "additionalItems", "unevaluatedItems")
-        named = schema.get("properties", {}).items()
-        return {
-            **{("member", name): [each, *patterns] for name, each in named},
-            **{("element", at): [each, *contained] for at, each in enumerate(elements)},
-            ("member", None): [*patterns, *members],
-            ("element", None): [*contained, *others],
-            ("name", None): _subschemas_at(schema, "propertyNames"),
-            ("text", None): _subschemas_at(schema, "contentSchema") if self._of_pydantic else [],
-        }
+        choice = schema.get("oneOf", ()) if self._of_pydantic else ()
+        content = _subschemas_at(schema, "contentSchema") if self._of_pydantic else ()
+        return _Subschema(
+            same=self._readers(same),
+            one_of=self._readers(choice),
+            members={
+                **{
+                    name: self._readers([subschema, *patterns])
+                    for name, subschema in schema.get("properties", {}).items()
+                },
+                **{
+                    at: self._readers([subschema, *contained])
+                    for at, subschema in enumerate(elements)
+                },
+            },
+            other_members=self._readers(
+                [
+                    *patterns,
+                    *_subschemas_at(schema, "additionalProperties", "unevaluatedProperties"),
+                ]
+            ),
+            other_items=self._readers(
+                [
+                    *contained,
+                    *_subschemas_at(schema, "items", "additionalItems", "unevaluatedItems"),
+                ]
+            ),
+            names=self._readers(_subschemas_at(schema, "propertyNames")),
+            content=self._readers(content),
+            required=tuple(_required(schema)),
+        )
 
-    def _id(self, schema: Any) -> int:
-        looks_further = isinstance(schema, Mapping) and not _LOOKS_FURTHER.isdisjoint(schema)
-        part = schema if looks_further else _LEAF
-        self._schemas[id(part)] = part
-        return id(part)
+    def _same(self, schema: Mapping[str, Any]) -> Iterator[Any]:
+        for word in _REFERENCES:
+            if isinstance(reference := schema.get(word), str):
+                yield self._referred(reference)
+        yield from _subschemas_at(schema, *_SAME)
+        for word in _SAME_LISTS:
+            if word != "oneOf" or not self._of_pydantic:
+                yield from schema.get(word, ())
+        for word in _SAME_NAMED:
+            yield from schema.get(word, {}).values()
 
     def _referred(self, reference: str) -> Any:
         """Return the subschema that a reference names, or the whole schema if it names none."""
@@ -270,66 +390,44 @@ class Readings:
         }
 
 
-class _Levels:
-    """The maximum number of readings of one part of a value, by its depth. `once` has subschemas that
-    read each part only once."""
-
-    def __init__(
-        self,
-        root: int,
-        readers: Mapping[int, _Reader],
-        *,
-        with_missing: bool = False,
-        once: Set[int] = frozenset(),
-    ) -> None:
-        self._root = root
-        self._readers = readers
-        self._once = once
-        whole = {each: of.count + with_missing * of.missing for each, of in readers.items()}
-        self._levels = [whole or {root: _MAX}]
-
-    def at(self, depth: int) -> int:
-        """Return the maximum for parts at this depth."""
-        while len(self._levels) <= depth and self._levels[-1]:
-            if len(self._levels) * len(self._readers) >= _MAX_STEPS:
-                return _MAX
-            self._add_level()
-        return self._levels[min(depth, len(self._levels) - 1)].get(self._root, 0)
-
-    def total(self, nodes: Set[int]) -> int:
-        """Return the sum of the maxima at all depths, for values that one of these subschemas
-        reads."""
-        unknown = self.at(_MAX_STEPS)
-        return unknown + sum(level.get(each, 0) for level in self._levels for each in nodes)
-
-    def _add_level(self) -> None:
-        readings = {each: n for each, n in self._levels[-1].items() if each not in self._once}
-        if len(self._levels) == 1:
-            readings |= dict.fromkeys(self._once, 1)
-        level: dict[int, int] = {}
-        for node, reader in self._readers.items():
-            kinds = [sum(n * readings.get(each, 0) for each, n in part) for part in reader.parts]
-            if most := max(kinds, default=0):
-                level[node] = min(_MAX, most)
-        self._levels.append(level)
+_ANYTHING: Final[Mapping[str, Any]] = {}
+_NO_READERS: Final = _Readers()
 
 
-def _recursive(readers: Mapping[int, _Reader], root: int) -> Set[int]:
-    """Return subschemas without which none reads a part of the value that it reads itself."""
-    recursive: set[int] = set()
-    above: dict[int, bool] = {}  # whether a subschema that was met is above the present one
-    waiting = [root]
-    while waiting:
-        node = waiting[-1]
-        if node in above:
-            above[node] = False
-            waiting.pop()
-            continue
-        above[node] = True
-        inner = {each for part in readers[node].parts for each, _ in part}
-        recursive |= {each for each in inner if above.get(each)}
-        waiting += inner - above.keys()
-    return recursive
+def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
+    """Return the work of one subschema at one part. `texts` keeps the values that JSON texts
+    encode, by id."""
+    same, choice = subschema.same, subschema.one_of
+    count_here, parts = 1, 0
+    reads = [(node, part) for node in same.nodes]
+    if isinstance(part, Mapping):
+        count_here += sum(1 for name in subschema.required if name not in part)
+        members, others, names = subschema.members, subschema.other_members, subschema.names
+        if members or others is not _NO_READERS:
+            for name, item in part.items():
+                nodes, leaves = members.get(name, others)
+                parts += leaves
+                reads += [(node, item) for node in nodes]
+        if names is not _NO_READERS:
+            count_here += len(part)
+            reads += [(node, name) for name in part for node in names.nodes]
+    elif isinstance(part, (list, tuple)):
+        members, others = subschema.members, subschema.other_items
+        if members:
+            for index, item in enumerate(part):
+                nodes, leaves = members.get(index, others)
+                parts += leaves
+                reads += [(node, item) for node in nodes]
+        else:
+            parts += others.leaves * len(part)
+            reads += [(node, item) for node in others.nodes for item in part]
+    elif subschema.content is not _NO_READERS and isinstance(part, str):
+        if id(part) not in texts:
+            texts[id(part)] = _decoded(part)
+        parts += subschema.content.leaves
+        reads += [(node, texts[id(part)]) for node in subschema.content.nodes]
+    alternatives = same.leaves + min(1, choice.leaves)
+    return _Look(count_here, alternatives, parts, reads, choice.nodes)
 
 
 def _subschemas_at(schema: Mapping[str, Any], *words: str) -> list[Any]:
@@ -341,12 +439,46 @@ def _subschemas_at(schema: Mapping[str, Any], *words: str) -> list[Any]:
     ]
 
 
-def _required(schema: Mapping[str, Any]) -> int:
-    """Return the number of members that a schema may require."""
-    words = ("dependentRequired", "dependencies")
-    lists = [each for word in words for each in schema.get(word, {}).values()]
-    lists.append(schema.get("required", ()))
-    return sum(len(each) for each in lists if isinstance(each, (list, tuple)))
+def _below(
+    readers: Sequence[tuple[_Subschema, int]],
+) -> Iterator[tuple[Mapping[int, int], int]]:
+    """Yield, for each kind of part below one part, the counts of its subschemas and of its leaves."""
+    keys = {key for subschema, _ in readers for key in subschema.members}
+    kinds: list[list[tuple[_Readers, int]]] = [
+        [
+            (s.members.get(key, s.other_members if isinstance(key, str) else s.other_items), n)
+            for s, n in readers
+        ]
+        for key in keys
+    ]
+    kinds += [
+        [(getattr(subschema, name), count) for subschema, count in readers]
+        for name in ("other_members", "other_items", "names", "content")
+    ]
+    for kind in kinds:
+        counts: Counter[int] = Counter()
+        for read_by, count in kind:
+            for node in read_by.nodes:
+                counts[node] += count
+        leaves = sum(read_by.leaves * count for read_by, count in kind)
+        if counts or leaves:
+            yield counts, leaves
+
+
+def _sum(counts: Mapping[int, float], nodes: Iterable[int]) -> float:
+    return sum(counts.get(node, 0) for node in nodes)
+
+
+def _max(counts: Mapping[int, float], nodes: Iterable[int]) -> float:
+    return max((counts.get(node, 0) for node in nodes), default=0)
+
+
+def _required(schema: Mapping[str, Any]) -> Iterator[str]:
+    yield from schema.get("required", ())
+    for word in ("dependentRequired", "dependencies"):
+        for names in schema.get(word, {}).values():
+            if isinstance(names, (list, tuple)):
+                yield from names
 
 
 def _decoded(text: str) -> Any:

@@ -88,9 +88,9 @@ def test_a_mistake_near_the_surface_is_explained(word: str) -> None:
 ORDER = {"type": "object", "required": [f"member{at}" for at in range(30)]}
 DEPENDENT = {"dependentRequired": {"a": [f"member{at}" for at in range(30)]}}
 MANY_ERRORS: dict[str, tuple[Any, Any]] = {
-    "required": ({"items": ORDER}, [{}] * 400),
-    "required in a union": ({"items": {"anyOf": [ORDER] * 15}}, [{}] * 30),
-    "dependentRequired": ({"items": DEPENDENT}, [{"a": 1}] * 400),
+    "required": ({"items": ORDER}, [{}] * 300),
+    "required in a union": ({"items": {"anyOf": [ORDER] * 15}}, [{}] * 20),
+    "dependentRequired": ({"items": DEPENDENT}, [{"a": 1}] * 300),
     "propertyNames": ({"propertyNames": {"enum": ["a"]}}, {f"b{at}": 1 for at in range(800)}),
     "copies of a text": (ORDER, {"text": "x" * 100_000_000}),
 }
