@@ -320,7 +320,7 @@ class Readings:
     def _read(self, schema: Mapping[str, Any]) -> _Subschema:
         same = list(self._same(schema))
         if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
-            same *= 2  # these validate once more, to find the parts that were examined
+            same *= 3  # these validate each again, and what is in it, to find the parts that were examined
         patterns = schema.get("patternProperties", {}).values()
         contained = _subschemas_at(schema, "contains")
         items = schema.get("items")  # before 2020-12 also the elements at fixed places

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
+_MAX_FOLLOWED: Final = 1_500
+"""The maximum sum of the depths at which a schema with `unevaluatedProperties` refers to others. The
+compiler follows them on its own stack, and the process ends where that has no room (at some 4,000)."""
 MAX_EFFORT: Final = 4_000
 """The maximum number of errors of a value whose problems are listed. Listing them takes some 50
 ms."""
@@ -198,11 +201,20 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_bounds(schema: Any) -> None:
-    for nodes, (depth, _) in enumerate(walk(schema)):
+    followed, follows_all = 0, False
+    for nodes, (depth, part) in enumerate(walk(schema)):
         if depth > MAX_DEPTH:
             raise ValueError(f"not a usable JSON Schema: nested more than {MAX_DEPTH} levels deep")
         if nodes >= MAX_NODES:
             raise ValueError(f"not a usable JSON Schema: more than {MAX_NODES} values in it")
+        if isinstance(part, Mapping):
+            followed += depth * ("$ref" in part or "$dynamicRef" in part)
+            follows_all |= "unevaluatedProperties" in part or "unevaluatedItems" in part
+    if follows_all and followed > _MAX_FOLLOWED:
+        raise ValueError(
+            "not a usable JSON Schema: too many $ref for unevaluatedProperties or unevaluatedItems,"
+            " which follow them all"
+        )
 
 
 MAX_NESTED: Final = 8

@@ -198,6 +198,25 @@ def test_depth_is_bounded() -> None:
         Schema.compile(circle)
 
 
+@pytest.mark.parametrize("word", ["unevaluatedProperties", "unevaluatedItems"])
+@pytest.mark.parametrize(("definitions", "nested"), [(3_000, 0), (1_000, 1), (100, 20)])
+def test_references_that_would_end_the_process_are_refused(
+    word: str, definitions: int, nested: int
+) -> None:
+    """Compiling such a schema overflows the stack of the validator."""
+
+    def within(schema: Any) -> Any:
+        for _ in range(nested):
+            schema = {"anyOf": [schema]}
+        return schema
+
+    chain = {f"d{at}": within({"$ref": f"#/$defs/d{at + 1}"}) for at in range(definitions)}
+    schema = {word: False, "$ref": "#/$defs/d0", "$defs": {**chain, f"d{definitions}": {}}}
+    with pytest.raises(ValueError, match="which follow them all"):
+        Schema.compile(schema)
+    Schema.compile({"$ref": "#/$defs/d0", "$defs": schema["$defs"]})
+
+
 def test_size_is_bounded() -> None:
     assert Schema.compile({"enum": list(range(MAX_NODES - 2))}).is_valid(1)
     with pytest.raises(ValueError, match=f"more than {MAX_NODES} values"):
