@@ -321,11 +321,13 @@ class Readings:
         same = list(self._same(schema))
         if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
             same *= 3  # these validate each again, and what is in it, to find the parts that were examined
-        patterns = schema.get("patternProperties", {}).values()
+        patterns = _mapping(schema, "patternProperties").values()
         contained = _subschemas_at(schema, "contains")
         items = schema.get("items")  # before 2020-12 also the elements at fixed places
-        elements = schema.get("prefixItems", items if isinstance(items, (list, tuple)) else ())
-        choice = schema.get("oneOf", ()) if self._of_pydantic else ()
+        elements = _list(schema, "prefixItems") or (
+            items if isinstance(items, (list, tuple)) else ()
+        )
+        choice = _list(schema, "oneOf") if self._of_pydantic else ()
         content = _subschemas_at(schema, "contentSchema") if self._of_pydantic else ()
         return _Subschema(
             same=self._readers(same),
@@ -333,7 +335,7 @@ class Readings:
             members={
                 **{
                     name: self._readers([subschema, *patterns])
-                    for name, subschema in schema.get("properties", {}).items()
+                    for name, subschema in _mapping(schema, "properties").items()
                 },
                 **{
                     at: self._readers([subschema, *contained])
@@ -364,9 +366,9 @@ class Readings:
         yield from _subschemas_at(schema, *_SAME)
         for word in _SAME_LISTS:
             if word != "oneOf" or not self._of_pydantic:
-                yield from schema.get(word, ())
+                yield from _list(schema, word)
         for word in _SAME_NAMED:
-            yield from schema.get(word, {}).values()
+            yield from _mapping(schema, word).values()
 
     def _referred(self, reference: str) -> Any:
         """Return the subschema that a reference names, or the whole schema if it names none."""
@@ -474,11 +476,22 @@ def _max(counts: Mapping[int, float], nodes: Iterable[int]) -> float:
 
 
 def _required(schema: Mapping[str, Any]) -> Iterator[str]:
-    yield from schema.get("required", ())
+    yield from _list(schema, "required")
     for word in ("dependentRequired", "dependencies"):
-        for names in schema.get(word, {}).values():
+        for names in _mapping(schema, word).values():
             if isinstance(names, (list, tuple)):
                 yield from names
+
+
+def _mapping(schema: Mapping[str, Any], word: str) -> Mapping[str, Any]:
+    """Return the value of a keyword, which may have any type in a draft that does not know it."""
+    value = schema.get(word)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(schema: Mapping[str, Any], word: str) -> Sequence[Any]:
+    value = schema.get(word)
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _decoded(text: str) -> Any:

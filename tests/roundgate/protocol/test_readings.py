@@ -82,6 +82,22 @@ def test_every_level_that_looks_for_parts_not_examined_validates_those_within_ag
     assert Schema.compile(schema).problems({"a": 1}, "arguments") == [TOO_MUCH]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"dependentSchemas": 5},
+        {"prefixItems": 5},
+        {"dependentRequired": [1]},
+        {"not": {"dependentSchemas": "x"}},
+    ],
+)
+def test_a_keyword_that_the_draft_does_not_know_may_be_anything(words: dict[str, Any]) -> None:
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#"}
+    schema = Schema.compile({**draft, **words, "anyOf": [{"items": words}, {}]})
+    assert schema.is_valid({"a": [1]}) is ("not" not in words)
+    assert len(schema.problems({"a": [1]}, "arguments")) == ("not" in words)
+
+
 @pytest.mark.parametrize("word", RECURSIVE)
 def test_a_mistake_deep_in_a_recursive_value_is_found_and_not_explained(word: str) -> None:
     schema = Schema.compile(RECURSIVE[word])
