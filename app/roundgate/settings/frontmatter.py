@@ -10,13 +10,22 @@ import re
 from typing import Any, Final
 
 from roundgate.errors import YamlTooCostly
-from roundgate.settings.yaml_file import TAG, check_cost, core_integer, core_loader
+from roundgate.settings.yaml_file import check_cost
 
 MAX_CHARS: Final = 65_536
 """The maximum length of a frontmatter, in characters."""
 MAX_VALUES: Final = 2_000
 _BLOCK: Final = re.compile(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+_NULL: Final = ("", "~", "null", "Null", "NULL")
+_BOOLEANS: Final = {
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_INTEGER: Final = re.compile(r"[-+]?[0-9]+")
+_FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_BASED: Final = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_TAG: Final = "tag:yaml.org,2002:"
 
 
 def read_frontmatter(text: str) -> dict[str, Any]:
@@ -46,7 +55,7 @@ def _read(text: str) -> Any:
 
     try:
         check_cost(text.encode(), max_values=MAX_VALUES, max_aliased=0)
-        return _value(yaml.compose(text, Loader=core_loader()))
+        return _value(yaml.compose(text, Loader=yaml.BaseLoader))
     except YamlTooCostly as error:
         raise ValueError(f"has a frontmatter that {error}") from None
     except yaml.YAMLError as error:
@@ -56,26 +65,16 @@ def _read(text: str) -> Any:
 
 def _value(node: Any) -> Any:
     """Return the value of a node. Raise ValueError if the value has no JSON form."""
-    match None if node is None else node.tag.removeprefix(TAG):
-        case None | "null":
+    match node:
+        case None:
             return None
-        case "seq":
+        case _ if node.tag not in (f"{_TAG}{kind}" for kind in ("str", "seq", "map")):
+            raise ValueError(f"has a frontmatter with the tag {node.tag[:80]}: remove the tag")
+        case _ if node.id == "sequence":
             return [_value(item) for item in node.value]
-        case "map":
+        case _ if node.id == "mapping":
             return _mapping(node)
-        case "bool":
-            return node.value.lower() == "true"
-        case "int":
-            return core_integer(node.value)
-        case "float":
-            return _number(node.value)
-        case "str" if node.style or not _NOT_FINITE.fullmatch(node.value):
-            return node.value
-        case "str":
-            raise ValueError(
-                f"has a frontmatter with {node.value}, which has no JSON form: put it in quotes"
-            )
-    raise ValueError(f"has a frontmatter with the tag {node.tag[:80]}: remove the tag")
+    return node.value if node.style else _plain(node.value)
 
 
 def _mapping(node: Any) -> dict[str, Any]:
@@ -88,6 +87,22 @@ def _mapping(node: Any) -> dict[str, Any]:
             raise ValueError(f"has a frontmatter with the key {key[:80]!r} twice")
         values[key] = _value(value_node)
     return values
+
+
+def _plain(text: str) -> Any:
+    """Return the value of an unquoted scalar (core schema of YAML 1.2). Raise ValueError if the
+    value has no JSON form."""
+    if text in _NULL:
+        return None
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if _NOT_FINITE.fullmatch(text):
+        raise ValueError(f"has a frontmatter with {text}, which has no JSON form: put it in quotes")
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _BASED.fullmatch(text):
+        return int(text, 0)
+    return _number(text) if _FLOAT.fullmatch(text) else text
 
 
 def _number(text: str) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, reduce
+from functools import reduce
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
@@ -308,38 +308,3 @@ def _check_number(event: Any, line: int) -> None:
         raise YamlTooCostly(
             f"has a number of more than {MAX_NUMBER} characters; put it in quotes", line
         )
-
-
-@cache
-def core_loader() -> Any:
-    """Return a safe loader for the core schema of YAML 1.2, in which dates and `no` are text. It
-    makes nodes or values; NaN and infinity are text, because JSON does not have them."""
-    import yaml
-
-    class CoreLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - replaces the parent's
-        yaml_constructors: dict[Any, Any] = yaml.SafeLoader.yaml_constructors | {
-            f"{TAG}int": lambda _, node: core_integer(str(node.value))
-        }
-
-    for kind, pattern, first in _CORE:
-        CoreLoader.add_implicit_resolver(f"{TAG}{kind}", re.compile(pattern), list(first))
-    return CoreLoader
-
-
-TAG: Final = "tag:yaml.org,2002:"
-_CORE: Final = (
-    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    ("null", r"^(?:~|null|Null|NULL|)$", ("~", "n", "N", "")),
-    ("int", r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$", "-+0123456789"),
-    ("float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
-    ("merge", r"^(?:<<)$", "<"),
-)
-"""The kinds of unquoted values, with their patterns and first characters."""
-
-
-def core_integer(text: str) -> int:
-    """Return an integer as YAML 1.2 reads it: `010` is ten, `0o10` is eight. PyYAML follows YAML
-    1.1, which reads `010` as eight and refuses `090`."""
-    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-    return int(text if base == 10 else text[2:], base)

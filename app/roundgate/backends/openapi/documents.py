@@ -180,9 +180,19 @@ def parsed(raw: bytes, uri: str) -> Any:
 def _yaml(raw: bytes, uri: str) -> Any:
     import yaml
 
+    class Yaml12(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """The core schema of YAML 1.2, which OpenAPI requires: `no`, `on` and dates are text."""
+
+        yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - replaces the parent's
+        yaml_constructors: dict[Any, Any] = yaml.SafeLoader.yaml_constructors | {
+            "tag:yaml.org,2002:int": lambda _, node: _integer(str(node.value))
+        }
+
+    for tag, pattern, first in _CORE:
+        Yaml12.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", pattern, first)
     try:
         yaml_file.check_cost(raw, max_values=MAX_NODES, max_aliased=MAX_ALIASED)
-        return yaml.load(raw, yaml_file.core_loader())  # noqa: S506 - a safe loader with other resolvers
+        return yaml.load(raw, Yaml12)  # noqa: S506 - a safe loader with other resolvers
     except YamlTooCostly as error:
         raise UnreadableDocument(f"{uri} {error} (line {error.line})") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:
@@ -190,6 +200,31 @@ def _yaml(raw: bytes, uri: str) -> Any:
         place = f", line {mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise UnreadableDocument(f"{uri} is not YAML{place}: {reason[:200]}") from None
+
+
+def _core() -> Iterator[tuple[str, Any, list[str]]]:
+    import re
+
+    yield "bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+    yield "null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]
+    integer = r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"
+    yield "int", re.compile(integer), list("-+0123456789")
+    yield (
+        "float",
+        re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
+        list("-+.0123456789"),
+    )
+    yield "merge", re.compile(r"^(?:<<)$"), ["<"]
+
+
+_CORE: Final = tuple(_core())
+
+
+def _integer(text: str) -> int:
+    """Return an integer as YAML 1.2 reads it: `010` is ten, `0o10` is eight. PyYAML follows YAML
+    1.1, which reads `010` as eight and refuses `090`."""
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    return int(text if base == 10 else text[2:], base)
 
 
 def _plain(value: Any, count: Iterator[int]) -> Any:
