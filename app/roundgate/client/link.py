@@ -584,6 +584,10 @@ class OlderRequest:
             if self._failure is None or not self._has_failed or task.uncancel() > cancelling:
                 raise
             raise self._failure from None
+        except (ConnectionLost, TimedOut):
+            if self._failure is None:
+                raise
+            raise self._failure from None
         finally:
             self._task = None
             among.remove(self)
@@ -766,6 +770,8 @@ class OlderRequest:
         try:
             await self._link.answer(message["id"], answer, self._listener)
         except ClientError as error:
+            if isinstance(error, ConnectionLost):  # the answer was not sent, but the request was
+                error = ConnectionLost(str(error), was_sent=True)
             self._fail(error, _FAILED_ANSWER_S)
 
     @contextmanager

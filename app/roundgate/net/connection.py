@@ -28,8 +28,10 @@ MAX_HEAD_BYTES: Final = 131_072
 the limit for the trailers, and for the data between two parts of a body."""
 _MAX_UNREAD: Final = 131_072
 """The number of unread bytes at which a connection stops to receive."""
+_MAX_JOINED: Final = 65_536
+"""The largest body in bytes that is copied behind its head, for one write instead of two."""
 _REST_S: Final = 0.25
-"""Seconds for the rest of an answer that nobody needs, after which its connection closes."""
+"""Seconds for the unneeded rest of an answer, after which its connection closes."""
 _NEXT_ADDRESS_S: Final = 0.25
 """Seconds after which the next address of a host is tried too (RFC 8305 section 5)."""
 _TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -110,7 +112,12 @@ class HttpConnection(asyncio.Protocol):
         answer = HttpAnswer(self, request.idle, has_body=request.method != "HEAD")
         self._answer = answer
         if not self._transport.is_closing():
-            self._transport.writelines((head, request.body))
+            # not writelines: with an empty body asyncio of 3.12 and later then never rests
+            if len(request.body) > _MAX_JOINED:
+                self._transport.write(head)
+                self._transport.write(request.body)
+            else:
+                self._transport.write(head + request.body)
         if not self._may_write.is_set() and not self._is_paused:
             await self._drain(request.write_s)
         return answer

@@ -335,9 +335,9 @@ class HeldCalls:
         running, expiring = list(self._running.values()), list(self._expiring.values())
         for held_call in running:
             held_call.stop()
+        if running:
+            await asyncio.wait([held_call.ended for held_call in running], timeout=STOP_S)
         tasks = [held_call.task for held_call in running if held_call.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=STOP_S)
         await cancelled(*tasks, *expiring)
         await self.sessions.aclose()
 
@@ -487,6 +487,7 @@ class HeldCall:
         """The number of the next outcome."""
         self._notify = self.listener.on_notification
         self._first: asyncio.Future[CallOutcome] = _make_future()
+        self.ended: asyncio.Future[None] = _make_future()
         listener = replace(
             self.listener, on_request=self._answer_request, on_notification=self._notify_request
         )
@@ -506,7 +507,7 @@ class HeldCall:
             self._exchange.cancel()
             self.start()
             raise
-        if isinstance(outcome, Questions):
+        if isinstance(outcome, Questions) or not self.calls.can_hold:
             self.start(outcome)
             return await self.first_outcome()
         await self._run(outcome)
@@ -575,6 +576,8 @@ class HeldCall:
                     await self._leave_session()
                 elif not is_session_returned:
                     await self._return_session(is_clean=False)
+                if not self.ended.done():
+                    self.ended.set_result(None)
 
     async def _return_session(self, *, is_clean: bool) -> None:
         """Keep the session for the next call of the caller if it is clean and this process can hold
