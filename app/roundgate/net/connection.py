@@ -166,7 +166,7 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Return whether the rest of an answer arrives that nobody needs."""
+        """Return whether the unneeded rest of an answer arrives."""
         return self._answer is not None
 
     def leave(self) -> None:
@@ -295,7 +295,7 @@ class HttpAnswer(httpx.AsyncByteStream):
         self._close()
 
     async def leave(self) -> None:
-        """Free the connection, which can be reused if the rest of the body, which nobody needs,
+        """Free the connection, which can be reused if the unneeded rest of the body
         arrives within `_REST_S` seconds."""
         if not self.has_ended:
             self._connection.leave()

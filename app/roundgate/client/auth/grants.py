@@ -355,7 +355,7 @@ async def _callback(
         # On the last port, the last registration can be reused.
         for choice in (port or (last_port if isinstance(last_port, int) else 0), port):
             try:
-                serving = served(answer, port=choice, log_level="critical")
+                serving = served(answer, port=choice, http="h11", log_level="critical")
                 bound = await stack.enter_async_context(serving)
             except OSError:
                 continue

@@ -87,7 +87,7 @@ async def migrate(
             await connection.execute("create schema roundgate")
         for script in scripts[version:]:
             await connection.execute(script, timeout=MIGRATION_S)
-        # outside of the scripts, because the first one was released without the column
+        # outside of the scripts, because the first one was in use before the column
         await connection.execute("alter table store add column if not exists min_version int")
         update = "update store set version = $1, tables_id = $2, min_version = $3"
         await connection.execute(update, len(scripts), _tables_id(scripts), min_version)

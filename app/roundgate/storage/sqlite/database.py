@@ -298,7 +298,7 @@ _TABLE_OF_MIN_VERSION: Final = (
     "create table if not exists compatible"
     " (only_row integer primary key check (only_row = 1), min_version integer not null)"
 )
-"""Not a part of the scripts, because the first one was released without it."""
+"""Not a part of the scripts, because the first one was in use before it."""
 
 _writing: Final[dict[Path, threading.Lock]] = {}
 """The locks that serialize the writers of this process, by file."""
