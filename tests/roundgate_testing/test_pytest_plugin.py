@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-
-from tests.support.forked import Forked
 
 TOOLS = """
 from pydantic import BaseModel
@@ -39,13 +38,11 @@ def anyio_backend():
 """
 
 
-def _pytest(directory: Path) -> str:
-    """Run pytest in a folder; return its output."""
-    out = directory / "out.txt"
-    arguments = ["-q", "-p", "no:asyncio", "-p", "no:xdist", str(directory)]
-    program = Path(pytest.__file__).with_name("__main__.py")
-    Forked(arguments, os.environ, directory, out, program=program).wait(120)
-    return out.read_text()
+def _pytest(directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:xdist"]
+    return subprocess.run(
+        [*command, str(directory)], cwd=directory, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_the_gateway_of_the_repository_is_a_fixture(tmp_path: Path) -> None:
@@ -54,12 +51,12 @@ def test_the_gateway_of_the_repository_is_a_fixture(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_tools.py").write_text(TESTS)
     without = _pytest(tmp_path)
-    assert "no gateway.yaml in the test's directory or above" in without, without
+    assert "no gateway.yaml in the test's directory or above" in without.stdout, without.stdout
     (tmp_path / "gateway.yaml").write_text(
         "backends: [{kind: python, name: shop, prefix: '', path: tools.py}]\n"
     )
     done = _pytest(tmp_path)
-    assert "1 passed" in done, done
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 SHOP = """
@@ -117,7 +114,7 @@ def test_a_fake_is_what_the_gateway_calls_whatever_gateway_yaml_says(
         )
     )
     done = _pytest(tmp_path)
-    assert "1 passed" in done, done
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 FAKED_IN_A_CRASH = """
@@ -163,4 +160,4 @@ def test_a_fake_may_have_any_name_where_a_process_dies(tmp_path: Path) -> None:
     )
     (tmp_path / "test_tools.py").write_text(FAKED_IN_A_CRASH)
     done = _pytest(tmp_path)
-    assert "4 passed" in done, done
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
