@@ -267,6 +267,7 @@ class TaskWatch(TickedWatch):
     _is_late = False
     _cancelling = 0
     """The number of cancellations of the task before the time limit began."""
+    _limit_s: float | None = None
 
     def __init__(self) -> None:
         self._watched = asyncio.current_task()
@@ -305,7 +306,7 @@ class TaskWatch(TickedWatch):
             before: a function that is called before the block is cancelled.
 
         Returns:
-            The seconds that are left; `None` without a limit.
+            The seconds that were left when the block first had a limit; `None` without a limit.
         """
         if self._ticker is not None and self._ticker.drained_ms is not None:
             deadline.shorten(self._ticker.drained_ms)
@@ -317,7 +318,8 @@ class TaskWatch(TickedWatch):
         limit_s = remaining_ms / 1000
         if self._ticker is None or self._watcher is not None or limit_s < SOON_S:
             self._start_timer()
-        return limit_s
+        self._limit_s = self._limit_s or limit_s
+        return self._limit_s
 
     def drain(self, at_ms: float) -> None:
         if self._deadline is not None and self._deadline.shorten(at_ms):

@@ -4,9 +4,11 @@ and how all of it ends."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import httpx
 import pytest
 
 from roundgate.client import Client, Limits, Question
@@ -234,6 +236,56 @@ async def test_an_answer_that_the_server_refuses_ends_a_call_without_a_result() 
     async with scripted(older) as server, Client(server.url) as client:
         with pytest.raises(HttpRefused, match="refused an answer with HTTP status 400"):
             await client.call("t", answers={"ok": True})
+
+
+async def test_a_stream_that_ends_after_a_refused_answer_is_not_a_lost_connection() -> None:
+    """A tool that may be repeated is then not called again: the server would refuse that answer
+    too."""
+    refused: asyncio.Event
+
+    class Deaf(Older):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "tools/list":
+                hints = {"annotations": {"readOnlyHint": True}}
+                listed = {"name": "t", "inputSchema": {"type": "object"}, **hints}
+                return result(asked, {"tools": [listed]})
+            if asked.rpc != "(answer)":
+                return super().__call__(asked)
+            refused.set()
+            return http(400)
+
+    async def call(_: Asked) -> AsyncGenerator[bytes, None]:
+        nonlocal refused
+        refused = asyncio.Event()
+        yield STREAM_HEAD
+        yield event(question())
+        await asyncio.wait_for(refused.wait(), 60)
+        await asyncio.sleep(0.1)
+
+    async with scripted(Deaf(call)) as server, Client(server.url) as client:
+        await client.tools()
+        with pytest.raises(HttpRefused, match="refused an answer with HTTP status 400"):
+            await client.call("t", answers={"ok": True})
+    assert server.methods().count("tools/call") == 1
+
+
+async def test_a_call_whose_answer_cannot_be_sent_is_not_sent_again() -> None:
+    class Cut(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if "method" not in json.loads(request.content or b'{"method": "DELETE"}'):
+                raise httpx.ConnectError("refused")
+            return await super().handle_async_request(request)
+
+    older: Older = Older(lambda asked: asks(older, asked))
+    async with (
+        scripted(older) as server,
+        httpx.AsyncClient(transport=Cut()) as cut,
+        Client(server.url, http=cut) as client,
+    ):
+        with pytest.raises(ConnectionLost, match="No connection") as caught:
+            await client.call("t", answers={"ok": True})
+    assert server.methods().count("tools/call") == 1
+    assert caught.value.was_sent  # the call may have taken effect
 
 
 async def test_a_question_on_the_stream_of_the_session_is_answered_for_the_call_under_way() -> None:

@@ -65,6 +65,21 @@ async def test_a_connection_stops_to_receive_while_much_is_unread() -> None:
         assert received == size
 
 
+async def test_the_event_loop_rests_after_a_request_without_a_body() -> None:
+    """With asyncio of Python 3.12 and later, `writelines` with an empty body keeps it busy."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.5)
+        writer.write(WHOLE)
+        await reader.read()
+
+    async with serving(converse) as url, make_client(timeout_s=PATIENCE_S) as client:
+        since = time.process_time()
+        assert (await client.get(url)).text == "ok"
+        assert time.process_time() - since < 0.3
+
+
 async def test_bytes_that_the_event_loop_has_not_read_make_a_connection_unusable() -> None:
     writers: list[asyncio.StreamWriter] = []
 

@@ -513,9 +513,9 @@ async def test_a_lost_prompt_or_resource_is_one_clear_error(
 # -- AWS Lambda ------------------------------------------------------------------------------------
 
 
-async def function(folder: Path, entry: dict[str, Any]) -> FastAPI:
+async def function(folder: Path, entry: dict[str, Any], **sections: Any) -> FastAPI:
     """A gateway on AWS Lambda, over the store of a folder."""
-    file = config_of({"backends": [entry]})
+    file = config_of({"backends": [entry], **sections})
     using = task_settings(folder, on_lambda=True, allow_anonymous=True)
     return await asyncio.to_thread(build_app, file, using)
 
@@ -542,3 +542,25 @@ async def test_a_server_that_keeps_no_events_cannot_ask_on_aws_lambda(tmp_path: 
         ended = await call(mcp, "greet")
         assert ended["result"]["isError"] is True
         assert said(await call(mcp, "plain")) == "done"
+
+
+async def test_a_session_that_does_not_end_does_not_delay_a_deadline_on_aws_lambda(
+    tmp_path: Path,
+) -> None:
+    up = Upstream(session="s1")
+
+    def slow(asked: Asked) -> Any:
+        is_end = asked.rpc == "DELETE" and "tools/call" in server.methods()
+        return asyncio.sleep(60, http(200)) if is_end else up(asked)
+
+    async with scripted(slow) as server:
+        entry = {"kind": "mcp", "name": "up", "url": server.url}
+        app = await function(tmp_path, entry, limits={"call_timeout_s": 1})
+        async with client(app) as mcp:
+            await names(mcp)
+            now = asyncio.get_running_loop().time
+            since = now()
+            ended = await call(mcp, "t")
+            assert now() - since < 6  # the end of the session is given up after 10 s
+    assert "DELETE" in server.methods()
+    assert "did not finish within" in said(ended)

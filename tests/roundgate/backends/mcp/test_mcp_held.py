@@ -46,7 +46,7 @@ from tests.support.older_servers import (
     to_the_end,
 )
 from tests.support.round_robin import RoundRobin
-from tests.support.scripted import STREAM_HEAD, Asked, event, result, scripted, text
+from tests.support.scripted import STREAM_HEAD, Asked, event, http, result, scripted, text
 from tests.support.sdk_servers import (
     OLDER,
     needs_older,
@@ -140,6 +140,32 @@ async def test_a_stopped_holder_says_so_at_once(tmp_path: Path) -> None:
     assert ended["result"]["isError"] is True
     assert "was stopped" in said(ended)
     assert up.noted() == ["greet"]
+
+
+async def test_a_stop_waits_for_the_end_of_calls_that_have_not_asked(tmp_path: Path) -> None:
+    called: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    cancelled = []
+
+    async def waits(asked: Asked) -> AsyncIterator[bytes]:
+        called.set_result(asked.message["id"])
+        yield STREAM_HEAD
+        await asyncio.sleep(60)
+
+    async def takes(asked: Asked) -> bytes:
+        cancelled.append(asked.params["requestId"])  # a list of tools may be cancelled too
+        await asyncio.sleep(0.3 if asked.params["requestId"] == called.result() else 0)
+        return http(202)
+
+    up = Upstream(lambda asked: waits(asked) if asked.rpc == "tools/call" else takes(asked))
+    up.session = "s1"
+    async with scripted(up) as server:
+        entry = {"kind": "mcp", "name": "up", "url": server.url}
+        async with replica(tmp_path, entry) as app, client(app) as mcp:
+            calling = asyncio.create_task(call(mcp, "t"))
+            call_id = await asyncio.wait_for(called, 60)
+        assert call_id in cancelled
+        assert server.methods().count("DELETE") == server.methods().count("initialize")
+        await asyncio.wait_for(calling, 60)
 
 
 @pytest.mark.parametrize("kind", BOTH)

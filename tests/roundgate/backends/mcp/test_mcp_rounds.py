@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,22 @@ async def test_a_state_without_a_question_goes_back_at_once() -> None:
     async with scripted(Upstream(sheds)) as server, gateway_of(entry(server)) as mcp:
         assert (await call(mcp))["result"]["content"][0]["text"] == "done"
         assert server.methods().count("tools/call") == 4
+
+
+async def test_a_call_that_goes_back_names_its_whole_time_limit() -> None:
+    async def sheds(asked: Asked) -> Any:
+        await asyncio.sleep(60 if "requestState" in asked.params else 0.6)
+        return result(asked, asks({}))
+
+    async with (
+        scripted(Upstream(sheds)) as server,
+        gateway_of(entry(server), limits={"call_timeout_s": 1}) as mcp,
+    ):
+        late = (await call(mcp))["result"]["content"][0]["text"]
+    assert server.methods().count("tools/call") == 2
+    limit = re.search(r"did not finish within (\S+) s \(limits\.call_timeout_s\)", late)
+    assert limit is not None
+    assert float(limit[1]) > 0.5
 
 
 async def test_a_server_that_sheds_without_end_is_a_tool_error(
