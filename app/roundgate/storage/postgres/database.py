@@ -40,6 +40,9 @@ _ROLLED_BACK: Final = (
     *(asyncpg.DeadlockDetectedError, asyncpg.SerializationError),
     asyncpg.ReadOnlySQLTransactionError,
 )
+_OTHERS_S: Final = 0.05
+"""Seconds after the end of a connection in which those of the others arrive. asyncpg closes an expired
+connection in a task of its own, and an error there is logged with a traceback."""
 _OF_ALL_CONNECTIONS: Final = (
     asyncpg.ReadOnlySQLTransactionError,  # the server has become a standby
     asyncpg.InternalClientError,  # the connection was cut while a statement was sent
@@ -121,10 +124,13 @@ class PostgresDatabase:
                 try:
                     rows: list[Any] = await connection.fetch(statement, *values)
                 except BaseException as error:
+                    is_closed = connection.is_closed()
                     with suppress(*_FAILED):  # an error of the cleanup would replace the first
-                        if connection.is_closed() or isinstance(error, _OF_ALL_CONNECTIONS):
-                            await pool.expire_connections()
                         await pool.release(connection, timeout=CONNECT_S)
+                    if is_closed:
+                        await asyncio.sleep(_OTHERS_S)
+                    if is_closed or isinstance(error, _OF_ALL_CONNECTIONS):
+                        await pool.expire_connections()
                     raise
                 await pool.release(connection, timeout=CONNECT_S)
             except _FAILED as error:
