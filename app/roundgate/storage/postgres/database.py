@@ -124,8 +124,9 @@ class PostgresDatabase:
                 try:
                     rows: list[Any] = await connection.fetch(statement, *values)
                 except BaseException as error:
-                    is_closed = connection.is_closed()
+                    is_closed = True
                     with suppress(*_FAILED):  # an error of the cleanup would replace the first
+                        is_closed = connection.is_closed()
                         await pool.release(connection, timeout=CONNECT_S)
                     if is_closed:
                         await asyncio.sleep(_OTHERS_S)
