@@ -255,7 +255,7 @@ def _backends(console: Console, health: Health, now_ms: int) -> list[BackendSumm
     }
     down = {server.name for server in health.upstreams or () if server.status == "down"}
     tools = Counter(served.backend for served in serving.catalog.tools.values())
-    slots, paused = console.recent.activity(HOUR, now_ms), serving.now.pauses()
+    slots, paused = console.recent.activity(HOUR, now_ms), serving.now.pause_reasons()
 
     def summary(name: str) -> BackendSummary:
         called = [slot for slot in slots if name in slot]

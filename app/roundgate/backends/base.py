@@ -314,7 +314,7 @@ class LiveBackend(Protocol):
 class HostSender(Protocol):
     """The sender of requests to one host."""
 
-    def pause(self) -> str | None:
+    def pause_reason(self) -> str | None:
         """Return a sentence with the reason while requests are paused; otherwise `None`."""
 
 

@@ -153,14 +153,14 @@ class Users:
 
     def __init__(self) -> None:
         self.count = 0
-        self.none: asyncio.Event | None = None
+        self.unused: asyncio.Event | None = None
         """Set after the last call, while somebody waits."""
 
-    async def gone(self) -> None:
+    async def until_unused(self) -> None:
         """Wait until no call uses the catalog."""
         while self.count:
-            self.none = asyncio.Event()
-            await self.none.wait()
+            self.unused = asyncio.Event()
+            await self.unused.wait()
 
 
 class Catalog(Struct, frozen=True, dict=True):
@@ -234,8 +234,8 @@ class Catalog(Struct, frozen=True, dict=True):
     def __exit__(self, *exception: object) -> None:
         users = self.users
         users.count -= 1
-        if users.none is not None and not users.count:
-            users.none.set()
+        if users.unused is not None and not users.count:
+            users.unused.set()
 
     def of_view(self, name: str) -> Catalog:
         """Return the catalog of a view; the whole catalog if `name` is empty."""

@@ -87,11 +87,11 @@ class Snapshot:
             for name, use in backend.limiters.uses().items()
         }
 
-    def pauses(self) -> dict[str, list[str]]:
+    def pause_reasons(self) -> dict[str, list[str]]:
         """Return a sentence for each failing host to which requests are paused, by back end."""
         cores = ((backend.name, core_of(backend)) for backend in self.backends)
         return {
-            name: [pause for sender in core.senders.values() if (pause := sender.pause())]
+            name: [reason for sender in core.senders.values() if (reason := sender.pause_reason())]
             for name, core in cores
             if isinstance(core, SendingBackend)
         }
@@ -152,7 +152,7 @@ class Serving:
             await snapshot.aclose()
 
     async def _retire(self, old: Snapshot) -> None:
-        await old.catalog.users.gone()
+        await old.catalog.users.until_unused()
         self._closing.add(old)
         await old.aclose([self.now, *(set(self._retiring.values()) - self._closing)])
 

@@ -32,7 +32,7 @@ from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Clock
 from roundgate.errors import MissingCapability, ParseError, StateRefused, StateTooLarge, ToolError
 from roundgate.methods.parts import Kit, Listing, Tools, ToolsByName
-from roundgate.methods.rounds import Reply, RequestContext, waits
+from roundgate.methods.rounds import Reply, RequestContext, is_waiting
 from roundgate.methods.task_tools import (
     ANSWERS,
     SCHEMAS,
@@ -176,7 +176,7 @@ class FallbackTools(ToolsByName):
         substituted = self._substituted(params.name, capabilities)
         if not substituted:
             return await self._tools.call(context, params)
-        if waits(params):
+        if is_waiting(params):
             return await self._wait(context, params, *self._waiting.begun(params, context))
         meta = replace(
             context.inbound.meta, capabilities=capabilities.with_substitutes(substituted)

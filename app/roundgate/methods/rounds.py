@@ -435,7 +435,7 @@ class Calls(Struct, frozen=True, kw_only=True):
                 raise InternalError(log_failure(what, error, self.clock), shown)
 
 
-def waits(params: InputParams) -> bool:
+def is_waiting(params: InputParams) -> bool:
     """Return whether a call already waits for a task."""
     return isinstance(params.request_state, str) and params.request_state.startswith(WAITING)
 

@@ -33,7 +33,7 @@ from roundgate.clock import Clock
 from roundgate.errors import StateRefused, TaskNotFound, ToolError, Unavailable
 from roundgate.methods.access import Access
 from roundgate.methods.parts import Replies
-from roundgate.methods.rounds import WAITING, InputRequired, Reply, RequestContext, waits
+from roundgate.methods.rounds import WAITING, InputRequired, Reply, RequestContext, is_waiting
 from roundgate.methods.tools import argument_problems
 from roundgate.protocol import CallToolParams, Schema, Status, TaskView, ToolResult, merged
 from roundgate.tasks import NamedTask, NamedTasks, Watch
@@ -339,7 +339,7 @@ class TaskTools:
         params: CallToolParams,
         context: RequestContext,
     ) -> Reply:
-        begun = self._waiting.begun(params, context) if waits(params) else None
+        begun = self._waiting.begun(params, context) if is_waiting(params) else None
         if begun is not None and params.input_responses:
             await task.update(params.input_responses)
         view = await self._waiting.until_settled(task, context)

@@ -207,12 +207,12 @@ async def test_a_breaker_opens_lets_one_through_and_heals_or_opens_again() -> No
         breaker.check()
     outcome.set_result(GOOD_ANSWER)  # to a request that was sent before the breaker opened
     await late
-    assert breaker.pause() == "requests to h:80 are paused: it broke"
+    assert breaker.pause_reason() == "requests to h:80 are paused: it broke"
     clock.skip(29.5)
     with pytest.raises(BackendError, match="try again in 1 s"):
         breaker.check()
     clock.skip(1)
-    assert breaker.pause() == "requests to h:80 are tried again, one at a time: it broke"
+    assert breaker.pause_reason() == "requests to h:80 are tried again, one at a time: it broke"
     tried, _ = await begin()
     with pytest.raises(BackendError, match="in a moment"):
         await succeed()
@@ -225,7 +225,7 @@ async def test_a_breaker_opens_lets_one_through_and_heals_or_opens_again() -> No
         breaker.check()
     clock.skip(31)
     await succeed()
-    assert breaker.pause() is None
+    assert breaker.pause_reason() is None
     await succeed()
 
 

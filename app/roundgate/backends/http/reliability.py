@@ -65,9 +65,9 @@ class Attempts:
             None if config.breaker is None else Breaker(config.breaker, config.name, host, clock)
         )
 
-    def pause(self) -> str | None:
+    def pause_reason(self) -> str | None:
         """Return `Breaker.pause`, or `None` without a breaker."""
-        return None if self._breaker is None else self._breaker.pause()
+        return None if self._breaker is None else self._breaker.pause_reason()
 
     async def send(
         self,
@@ -179,7 +179,7 @@ class Breaker:
         self._period = 0
         """A counter that increases whenever the breaker opens or closes."""
 
-    def pause(self) -> str | None:
+    def pause_reason(self) -> str | None:
         """Return a sentence about the host with the reason while the breaker is open or half open;
         `None` while it is closed."""
         if self._retry_ms is None:

@@ -275,7 +275,7 @@ async def test_a_breaker_leaves_a_server_alone() -> None:
         for _ in range(3):
             words = said(await mcp.call("up__t"))
         assert "is paused" in words
-        (pause,) = app.state.core.serving.now.pauses()["up"]
+        (pause,) = app.state.core.serving.now.pause_reasons()["up"]
         assert "are paused: it answered 503" in pause
         assert server.methods().count("tools/call") == 2
 

@@ -79,10 +79,10 @@ async def test_a_snapshot_tells_the_pause_of_each_host(tmp_path: Path) -> None:
         app = built(file)
         async with app.router.lifespan_context(app), client(app) as gate:
             snapshot = app.state.core.serving.now
-            assert [*snapshot.pauses().values()] == [[]]
+            assert [*snapshot.pause_reasons().values()] == [[]]
             for name in urls:
                 await gate.call(name)
-            (pauses,) = snapshot.pauses().values()
+            (pauses,) = snapshot.pause_reasons().values()
     assert pauses == [
         f"requests to {each.url.removeprefix('http://')} are paused: it answered 503"
         for each in (one, other)
