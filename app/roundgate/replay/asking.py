@@ -96,7 +96,8 @@ async def ask(
                     branch, until_ms, None if until_ms is None else until_ms - run.clock.now_ms()
                 )
             except (asyncio.CancelledError, RuntimeError):
-                _withdraw(run, opened)
+                if run.stopped is None:
+                    _withdraw(run, opened)
                 raise
 
 

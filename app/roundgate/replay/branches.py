@@ -341,6 +341,11 @@ class Quiescence:
         """Return whether a branch waits in a call of the engine, other than for a step."""
         return bool(self._sleeping or self.parked)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Return whether all branches wait in the engine for answers or for the next turn."""
+        return bool(self.parked) and not self._in_flight
+
     @contextmanager
     def moving(self) -> Iterator[None]:
         """Count as busy while the block runs outside of the engine."""

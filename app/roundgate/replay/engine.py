@@ -162,10 +162,13 @@ async def _run_watched(
 
 
 def _shed(run: Run) -> None:
-    """Suspend a call whose process ends while a step runs or a wait lasts; the next round repeats
-    that step. On AWS Lambda, each round must complete a step, because the next one has no more
-    time."""
-    if (
+    """Suspend a call that is about to suspend itself, because all its branches wait; its questions
+    may be known elsewhere. Also suspend a call whose process ends while a step runs or a wait lasts;
+    the next round repeats that step. On AWS Lambda, each round must complete a step, because the
+    next one has no more time."""
+    if run.quiescence.is_at_rest:
+        run.stop(Stop.SUSPENDED)
+    elif (
         run.call.task_id is None
         and run.call.deadline.ends_process
         and (run.running_steps or run.quiescence.is_waiting)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.support.replay import (
     polite,
     value_of,
 )
+from tests.support.rounds import accept
 
 MARGIN_MS = 100 * SHED_MARGIN_MS
 
@@ -197,6 +199,34 @@ async def test_a_step_and_a_shed_of_one_name_are_two_things() -> None:
         return await ctx.step("plan", lambda: "made")
 
     assert (await play_to_the_end(handler, polite)).value == "made"
+
+
+async def passed(limit_s: float) -> None:
+    """Block the loop for longer than the limit, whose timer fires in the next turn."""
+    time.sleep(2 * limit_s)  # noqa: ASYNC251
+
+
+async def test_a_question_asked_at_the_deadline_is_asked_and_what_ran_before_is_kept() -> None:
+    effects = Effects()
+
+    async def handler(ctx: Context) -> str:
+        await ctx.step("call", effects.do, 1)
+        await passed(0.05)
+        return (await ctx.elicit("who", "Who?", Name)).name
+
+    asked = await play(handler, within_ms=50)
+    assert [*asked_of(asked)] == ["who"]
+    assert value_of(await play(handler, asked, {"who": accept(name="Ada")})) == "Ada"
+    assert effects.seen == [1]
+
+
+async def test_a_question_beside_work_that_exceeds_the_deadline_is_not_asked() -> None:
+    async def handler(ctx: Context) -> None:
+        await asyncio.gather(
+            ctx.elicit("who", "Who?", Name), ctx.step("long", asyncio.Event().wait)
+        )
+
+    assert isinstance(error_of(await play(handler, within_ms=50)), CallTimeout)
 
 
 async def drain_soon(reached: asyncio.Event) -> None:
