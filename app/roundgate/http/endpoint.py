@@ -210,7 +210,9 @@ class McpEndpoint:
                 )
             caller = stream.subscription.caller
             messages = stream.subscription.messages(
-                self._keep_alive_s, lambda uri: methods.now.may_learn(uri, caller)
+                self._keep_alive_s,
+                lambda uri: methods.now.may_learn(uri, caller),
+                lambda tool: methods.now.may_follow(tool, caller),
             )
             await _send_until_late(messages, exchange)
             body = jsonrpc.result_response(stream.subscription.id, stream.closing_result)

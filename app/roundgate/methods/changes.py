@@ -83,6 +83,8 @@ class OpenSubscription(Struct, eq=False):
     caller: Principal
     view: str = ""
     """The view of the stream."""
+    tools: dict[str, str] = field(default_factory=dict)
+    """The tool of each task, by the task's id."""
     learns: bool = False
     """Whether the topics are updated from time to time (`listen_to`). The stream then remembers
     other changes for topics that are added later."""
@@ -131,19 +133,29 @@ class OpenSubscription(Struct, eq=False):
         self._wake.set()
 
     async def messages(
-        self, keep_alive_s: float, may_learn: Callable[[str], bool] = lambda uri: True
+        self,
+        keep_alive_s: float,
+        may_learn: Callable[[str], bool] = lambda uri: True,
+        may_follow: Callable[[str], bool] = lambda tool: True,
     ) -> AsyncGenerator[bytes | None, None]:
         """Yield the acknowledgement, then each change; `None` after `keep_alive_s` seconds without
-        a change. End on `close`. `may_learn` returns whether the caller may learn now of changes at
-        a URI."""
+        a change. End on `close`, and at a change of a task that the caller may no longer read.
+
+        Args:
+            keep_alive_s: the time in seconds.
+            may_learn: returns whether the caller may learn now of changes at a URI.
+            may_follow: returns whether the caller may read tasks of a tool now.
+        """
         yield self._tell(notifications.ACKNOWLEDGED, notifications=self.acknowledged)
         async with aclosing(self.changes(keep_alive_s)) as changes:
             async for change in changes:
                 if change is None:
                     yield None
-                elif change[0][0] != notifications.RESOURCE_UPDATED or may_learn(
-                    change[0][1] or ""
-                ):
+                    continue
+                method, name = change[0]
+                if method == notifications.TASK and not may_follow(self.tools[name or ""]):
+                    return
+                if method != notifications.RESOURCE_UPDATED or may_learn(name or ""):
                     yield self._message(*change)
 
     async def changes(

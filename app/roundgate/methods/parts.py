@@ -20,7 +20,7 @@ from roundgate.auth import Principal
 from roundgate.backends import Catalog, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.config import GatewayConfig
-from roundgate.errors import InternalError
+from roundgate.errors import CallRefused, InsufficientScope, InternalError, Unavailable
 from roundgate.json import encode
 from roundgate.methods.access import Access
 from roundgate.methods.changes import Changes
@@ -296,6 +296,14 @@ class Methods:
         """Return whether the caller may still learn of changes at a URI of its stream; the resource
         or its scopes may be newer than the stream."""
         return self._access.may_subscribe(uri, principal, view="")
+
+    def may_follow(self, tool: str, principal: Principal) -> bool:
+        """Return whether the caller may still read tasks of a tool."""
+        try:
+            self._access.check(tool, principal)
+        except (InsufficientScope, CallRefused, Unavailable):
+            return False
+        return True
 
     def knows(self, method: str, name: str) -> bool:
         """Return whether a tool or prompt that a request names is served."""

@@ -291,14 +291,15 @@ class SubscriptionMethods:
         requested = served_filter(self._view, self._access, principal, params)
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         known = await self._known(context, requested.task_ids)
-        task_ids = [task.id for task, _ in known]
+        task_ids = [task.id for task, *_ in known]
         await self._changes.ready()
         subscription = self._changes.hub.subscribe(
             inbound.id, principal, requested, self._features, task_ids, self._view
         )
         if any(method != notifications.TASK for method, _ in subscription.topics):
             self._changes.follow(subscription)
-        for task, view in known:
+        for task, tool, view in known:
+            subscription.tools[task.id] = tool
             self._follow(subscription, task, view)
         self._end_with_token(subscription, principal)
         return Stream(subscription, closing)
@@ -315,9 +316,9 @@ class SubscriptionMethods:
 
     async def _known(
         self, context: RequestContext, task_ids: Sequence[str]
-    ) -> list[tuple[NamedTask, TaskView | None]]:
-        """Return the caller's tasks whose tools it may call, with their views. The task of a
-        service has no view, because a stream does not wait for services."""
+    ) -> list[tuple[NamedTask, str, TaskView | None]]:
+        """Return the caller's tasks whose tools it may call, with their tools and views. The task of
+        a service has no view, because a stream does not wait for services."""
         if not task_ids:
             return []
         context.inbound.meta.capabilities.require(
@@ -325,12 +326,13 @@ class SubscriptionMethods:
         )
         if "tasks" not in self._features:
             return []
-        known: list[tuple[NamedTask, TaskView | None]] = []
+        known: list[tuple[NamedTask, str, TaskView | None]] = []
         for task_id in dict.fromkeys(task_ids):
             with suppress(TaskNotFound, InsufficientScope, CallRefused):
                 task = self._tasks.find(context.principal, task_id)
-                self._access.check(await task.tool(), context.principal)
-                known.append((task, None if task.backend else await task.look()))
+                tool = await task.tool()
+                self._access.check(tool, context.principal)
+                known.append((task, tool, None if task.backend else await task.look()))
         return known
 
     def _follow(

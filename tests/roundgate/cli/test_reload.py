@@ -26,7 +26,7 @@ from roundgate_aws.machine import reserved_port
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, built, client, stoppable
 from tests.support.server import COMMAND, Server, end, running, start
-from tests.support.task_client import TaskClient
+from tests.support.task_client import DECLARED, TaskClient
 
 pytestmark = pytest.mark.skipif(
     not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP on this system"
@@ -316,6 +316,46 @@ async def test_listeners_hear_of_the_lists_that_have_changed_and_of_no_other(
         config.with_name("tools.py").write_text(PROMPTS.replace("async def hello", "async def hey"))
         async with asyncio.timeout(WITHIN_S):
             assert (await anext(heard))["method"] == "notifications/tools/list_changed"
+
+
+HELD = """
+import asyncio
+from pathlib import Path
+from roundgate import tool
+
+@tool(task="required")
+async def dig() -> str:
+    while not Path("gate").exists():
+        await asyncio.sleep(0.02)
+    return "a result that the caller may not read any more"
+"""
+
+
+async def test_a_stream_of_a_task_ends_once_rules_refuse_its_tool(
+    watching: Server, config: Path
+) -> None:
+    config.with_name("tools.py").write_text(HELD.replace('Path("', f'Path("{config.parent}/'))
+    await logged(watching, 1, "reloaded /")
+    async with connected(watching) as mcp:
+        client = TaskClient(mcp)
+        task_id = await client.begin("dig")
+        asked = wire.message(
+            "subscriptions/listen",
+            {"notifications": {"taskIds": [task_id]}},
+            clientCapabilities=DECLARED,
+        )
+        headers = wire.headers(asked) | {"accept": "text/event-stream, application/json"}
+        async with mcp.http.stream("POST", "/mcp", json=asked, headers=headers) as stream:
+            heard = messages(stream)
+            assert (await anext(heard))["method"] == "notifications/subscriptions/acknowledged"
+            assert (await anext(heard))["params"]["status"] == "working"
+            save(config, BACKENDS + "policy: [{deny: {tool: dig}}, {allow: {}}]\n")
+            await logged(watching, 2, "reloaded /")
+            config.with_name("gate").touch()
+            async with asyncio.timeout(WITHIN_S):
+                assert [list(message) async for message in heard] == [["jsonrpc", "id", "result"]]
+        refused = (await client.send("tasks/get", {"taskId": task_id})).json()
+        assert "does not allow you to call dig" in refused["error"]["message"]
 
 
 async def messages(stream: httpx.Response) -> AsyncIterator[dict[str, Any]]:
