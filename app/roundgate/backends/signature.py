@@ -226,10 +226,10 @@ class Signature(Struct, frozen=True, dict=True):
             own = arguments if self._is_plain else fresh(arguments)
             bound: dict[str, Any] = self._adapter.validator.validate_python(own)
         except ValidationError as error:
-            if (count := error.error_count()) > _MAX_ERRORS:  # listing a million takes ten seconds
+            if (count := error.error_count()) > _MAX_ERRORS:
                 raise ValueError(f"{count} values are invalid") from None
             wrong = [
-                f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
+                f"{'.'.join(map(str, e['loc']))}: {e['msg']}"[:_MAX_MESSAGE]
                 for e in error.errors(include_input=False)[:8]
             ]
             raise ValueError("; ".join(wrong)) from None
@@ -240,7 +240,9 @@ class Signature(Struct, frozen=True, dict=True):
 
 
 _TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
-_MAX_ERRORS: Final = 1_000
+_MAX_ERRORS: Final = 100
+"""The maximum number of errors that are listed: each may quote thousands of values or a long name."""
+_MAX_MESSAGE: Final = 240
 MAX_READINGS: Final = 100_000
 """The maximum number of attempts for validating one call's arguments, including missing members.
 They block the event loop for some 50 ms."""

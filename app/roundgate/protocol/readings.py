@@ -38,11 +38,15 @@ _MAX_PAIRS: Final = 100_000
 _COPIES_PER_ERROR: Final = 40
 """The number of values that can be copied in the time that one error takes."""
 _CHARS_PER_COPY: Final = 100
+_ALTERNATIVES_PER_ERROR: Final = 4
+"""The number of alternatives of a union that can be listed in the time that one error takes."""
 
 _SAME: Final = ("not", "if", "then", "else")
 _SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
 _SAME_NAMED: Final = ("dependentSchemas", "dependencies")
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_QUOTED: Final = ("enum", "const", "not", "pattern")
+"""The keywords whose whole value is in the text of an error."""
 
 
 _LOOKS_FURTHER: Final = frozenset(
@@ -63,6 +67,8 @@ class _Readers(NamedTuple):
     """The ids of subschemas that look further."""
     leaves: int = 0
     """The number of subschemas that look only at the value itself."""
+    quoted: int = 0
+    """The cost of copying the keywords that errors of the leaves quote."""
 
 
 class _Subschema(Struct):
@@ -81,6 +87,8 @@ class _Subschema(Struct):
     content: _Readers
     """Readers of the value that a JSON text encodes."""
     required: tuple[str, ...]
+    quoted: int
+    """The cost of copying the keywords that errors of the subschema itself quote."""
 
     def inner(self) -> Iterator[int]:
         """Yield the ids of subschemas that look further and read parts of the value."""
@@ -103,6 +111,8 @@ class _Look(NamedTuple):
     """The subschemas that look further, each with the value that it reads."""
     choice: tuple[int, ...]
     """The subschemas of the part, only one of which counts."""
+    quoted: int
+    """The cost of copying the keywords that errors quote, of the part and of its own parts."""
 
 
 class Readings:
@@ -148,17 +158,19 @@ class Readings:
 
     def may_have_more_errors(self, limit: int, value: Any) -> bool:
         """Return whether a value may have more than `limit` errors. Each error copies its part of
-        the value, which also counts. An alternative that looks at no part adds no error to its
-        union's error."""
+        the value, the names of the path to it and the keywords that it quotes, which also count. An
+        alternative that looks at no part is a part of its union's error."""
         looks = self._looks(value)
         if looks is None:
             return True
-        sizes = _sizes(value)
+        sizes, names = _sizes(value), _size_of_names(value)
 
         def errors(look: _Look, part: int) -> float:
-            return look.here * (1 + sizes.get(part, 1) / _COPIES_PER_ERROR) + look.parts
+            copied = look.here * sizes.get(part, 1) + look.quoted
+            listed = look.alternatives / _ALTERNATIVES_PER_ERROR
+            return look.here + look.parts + listed + copied / _COPIES_PER_ERROR
 
-        return self._add_up(value, looks, errors) > limit
+        return self._add_up(value, looks, errors) * (1 + names / _COPIES_PER_ERROR) > limit
 
     def _looks(self, value: Any) -> dict[tuple[int, int], _Look] | None:
         """Return the work at each pair of a subschema and a part (by id), in the order in which
@@ -304,13 +316,14 @@ class Readings:
         return id(part)
 
     def _readers(self, schemas: Iterable[Any]) -> _Readers:
-        nodes, leaves = [], 0
+        nodes, leaves, quoted = [], 0, 0
         for schema in schemas:
             if isinstance(schema, Mapping) and not _LOOKS_FURTHER.isdisjoint(schema):
                 nodes.append(self._id(schema))
             else:
                 leaves += 1
-        return _Readers(tuple(nodes), leaves) if nodes or leaves else _NO_READERS
+                quoted += _quoted(schema)
+        return _Readers(tuple(nodes), leaves, quoted) if nodes or leaves else _NO_READERS
 
     def _subschema(self, node: int) -> _Subschema:
         if node not in self._subschemas:
@@ -357,6 +370,7 @@ class Readings:
             names=self._readers(_subschemas_at(schema, "propertyNames")),
             content=self._readers(content),
             required=tuple(_required(schema)),
+            quoted=_quoted(schema),
         )
 
     def _same(self, schema: Mapping[str, Any]) -> Iterator[Any]:
@@ -400,28 +414,32 @@ def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
     """Return the work of one subschema at one part. `texts` keeps the values that JSON texts
     encode, by id."""
     same, choice = subschema.same, subschema.one_of
-    count_here, parts = 1, 0
+    count_here, parts, quoted = 1, 0, subschema.quoted + same.quoted
     reads = [(node, part) for node in same.nodes]
     if isinstance(part, Mapping):
         count_here += sum(1 for name in subschema.required if name not in part)
         members, others, names = subschema.members, subschema.other_members, subschema.names
         if members or others is not _NO_READERS:
             for name, item in part.items():
-                nodes, leaves = members.get(name, others)
+                nodes, leaves, of_leaves = members.get(name, others)
                 parts += leaves
+                quoted += of_leaves
                 reads += [(node, item) for node in nodes]
         if names is not _NO_READERS:
             count_here += len(part)
+            quoted += names.quoted * len(part)
             reads += [(node, name) for name in part for node in names.nodes]
     elif isinstance(part, (list, tuple)):
         members, others = subschema.members, subschema.other_items
         if members:
             for index, item in enumerate(part):
-                nodes, leaves = members.get(index, others)
+                nodes, leaves, of_leaves = members.get(index, others)
                 parts += leaves
+                quoted += of_leaves
                 reads += [(node, item) for node in nodes]
         else:
             parts += others.leaves * len(part)
+            quoted += others.quoted * len(part)
             reads += [(node, item) for node in others.nodes for item in part]
     elif subschema.content is not _NO_READERS and isinstance(part, str):
         if id(part) not in texts:
@@ -429,7 +447,7 @@ def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
         parts += subschema.content.leaves
         reads += [(node, texts[id(part)]) for node in subschema.content.nodes]
     alternatives = same.leaves + min(1, choice.leaves)
-    return _Look(count_here, alternatives, parts, reads, choice.nodes)
+    return _Look(count_here, alternatives, parts, reads, choice.nodes, quoted)
 
 
 def _subschemas_at(schema: Mapping[str, Any], *words: str) -> list[Any]:
@@ -499,6 +517,24 @@ def _decoded(text: str) -> Any:
         return from_json(text)
     except ValueError:
         return text
+
+
+def _quoted(schema: Any) -> int:
+    """Return the cost of copying the keywords that errors of a subschema quote."""
+    if not isinstance(schema, Mapping):
+        return 0
+    copied = [schema[word] for word in _QUOTED if word in schema]
+    return sum(_sizes(value)[id(value)] + _size_of_names(value) for value in copied)
+
+
+def _size_of_names(value: Any) -> int:
+    """Return the cost of copying the long names of members in a value."""
+    return sum(
+        len(name) // _CHARS_PER_COPY
+        for _, part in walk(value)
+        if isinstance(part, Mapping)
+        for name in part
+    )
 
 
 def _sizes(value: Any) -> dict[int, int]:

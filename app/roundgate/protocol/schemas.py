@@ -14,7 +14,7 @@ wrong, or all of them say what they accept:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -291,11 +291,12 @@ def _choice(
     first = errors[0]
     is_one_place = all(error.instance_path == first.instance_path for error in errors)
     error = first if is_one_place else union
-    wanted = dict.fromkeys(text for error in errors for text in _wanted(error))
+    texts = (text for error in errors for text in _wanted(error))
+    wanted = dict.fromkeys(islice(texts, _MAX_MESSAGE))
     return error.instance_path, f"{_shown(error.instance)} must be {' or '.join(wanted)}"
 
 
-def _wanted(error: ValidationError) -> Sequence[str]:
+def _wanted(error: ValidationError) -> Iterable[str]:
     kind: Any = error.kind
     match kind.name:
         case "type":
@@ -303,7 +304,7 @@ def _wanted(error: ValidationError) -> Sequence[str]:
         case "const":
             return [_shown(kind.expected_value)]
         case "enum":
-            return [_shown(option) for option in kind.options]
+            return map(_shown, kind.options)
         case "required":
             return [f"an object with {_shown(kind.property)}"]
     return [error.message]

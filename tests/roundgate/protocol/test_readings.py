@@ -113,12 +113,28 @@ def test_a_mistake_near_the_surface_is_explained(word: str) -> None:
 
 ORDER = {"type": "object", "required": [f"member{at}" for at in range(30)]}
 DEPENDENT = {"dependentRequired": {"a": [f"member{at}" for at in range(30)]}}
+ENUM = {"enum": [f"member{at}" for at in range(15_000)]}
 MANY_ERRORS: dict[str, tuple[Any, Any]] = {
     "required": ({"items": ORDER}, [{}] * 300),
     "required in a union": ({"items": {"anyOf": [ORDER] * 15}}, [{}] * 20),
     "dependentRequired": ({"items": DEPENDENT}, [{"a": 1}] * 300),
     "propertyNames": ({"propertyNames": {"enum": ["a"]}}, {f"b{at}": 1 for at in range(800)}),
     "copies of a text": (ORDER, {"text": "x" * 100_000_000}),
+    "values of an enum": ({"items": ENUM}, ["x"] * 2_000),
+    "values of an enum of a member": ({"items": {"properties": {"a": ENUM}}}, [{"a": "x"}] * 1_000),
+    "values of an enum in a union": ({"items": {"anyOf": [ENUM, INTEGER]}}, ["x"] * 1_000),
+    "values of an enum for names": ({"propertyNames": ENUM}, {f"b{at}": 1 for at in range(50)}),
+    "values of an enum by reference": (
+        {"items": REFERENCE, "$defs": {"filter": ENUM}},
+        ["x"] * 2_000,
+    ),
+    "a schema that is excluded": ({"items": {"not": ENUM}}, [ENUM["enum"][0]] * 1_000),
+    "a long constant": ({"items": {"const": "x" * 1_000_000}}, ["y"] * 100),
+    "alternatives": ({"items": {"oneOf": [{"const": word} for word in ENUM["enum"]]}}, ["x"] * 5),
+    "a long name on the path": (
+        {"additionalProperties": {"items": INTEGER}},
+        {"n" * 1_000_000: ["x"] * 1_000},
+    ),
 }
 
 
@@ -126,6 +142,13 @@ MANY_ERRORS: dict[str, tuple[Any, Any]] = {
 def test_few_bytes_with_many_errors_are_not_explained(case: str) -> None:
     schema, value = MANY_ERRORS[case]
     assert Schema.compile(schema).problems(value, "arguments") == [UNEXPLAINED]
+
+
+def test_wrong_values_of_an_enum_of_usual_size_are_explained() -> None:
+    country = {"properties": {"country": {"enum": [f"country{at}" for at in range(250)]}}}
+    rows = [{"country": "x"}] * 300
+    problems = Schema.compile({"items": country}).problems(rows, "arguments")
+    assert problems[0].startswith('arguments[0].country: "x" is not one of "country0", "country1"')
 
 
 def test_a_hundred_orders_without_one_of_their_members_are_explained() -> None:
