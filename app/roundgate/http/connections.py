@@ -54,6 +54,9 @@ LOOK_EVERY_S: Final = 1.0
 LINGER_S: Final = 2.0
 """Seconds that a refused client may keep sending. Closing at once would reset the connection before
 the client has read the response (RFC 9112 section 9.6)."""
+LAST_REQUEST_S: Final = 0.2
+"""Seconds between the stop of the server and the end of idle connections. Requests that have arrived
+unread are served, because closing would reset their connections."""
 LEAST_READ: Final = 65_536
 """Bytes that a client must read within `http.send_timeout_s` while a response waits for it."""
 _FRAMING: Final = 6 * 65_536
@@ -447,11 +450,12 @@ class BoundedConnection(asyncio.Protocol):
     # the ends of a connection
 
     def close(self) -> None:
-        """Close the connection after writing all data; linger if the client is still sending."""
-        if self._request is not None and not self._request.has_arrived:
-            self._linger()
-        else:
+        """Close the connection after writing all data; linger if the client may be sending."""
+        has_arrived = self._request is not None and self._request.has_arrived
+        if has_arrived or self._transport.is_closing():
             self._transport.close()
+        else:
+            self._linger()
 
     def refuse(self, error: TransportError | Unavailable) -> None:
         """Answer in place of the app and read no more. Abort if a request is being served."""
@@ -555,6 +559,9 @@ class _StockProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self.headers = []
+
+    def shutdown(self) -> None:
+        self.loop.call_later(LAST_REQUEST_S, super().shutdown)
 
 
 class _ProxiedProtocol(_StockProtocol):

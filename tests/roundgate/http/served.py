@@ -94,3 +94,12 @@ async def stand_still(file: str) -> str:
     while not Path(file).exists():  # noqa: ASYNC240
         time.sleep(0.02)  # noqa: ASYNC251  what it is for
     return "stood still"
+
+
+@tool
+async def freeze(file: str) -> str:
+    """Keeps the event loop busy until there is a file."""
+    log.info("freezing", extra={"fields": {"file": file}})
+    while not Path(file).exists():
+        time.sleep(0.02)
+    return "frozen"

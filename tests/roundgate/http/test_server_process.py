@@ -318,3 +318,36 @@ async def test_a_server_that_is_told_to_stop_ends_its_streams_and_itself(
             == request_id
         )
     assert found == []
+
+
+async def test_requests_that_have_arrived_when_the_server_stops_are_answered(
+    tmp_path: Path,
+) -> None:
+    probe = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    with running(configuration(tmp_path)) as server:
+        opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
+        for reader, writer in opened:
+            writer.write(probe)
+            assert b" 200 " in await reader.readuntil(b"}")
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            first, second = str(tmp_path / "first"), str(tmp_path / "second")
+            await Client(http).text("add", {"a": 1, "b": 2})
+            frozen = [asyncio.create_task(Client(http).text("freeze", {"file": first}))]
+            await asyncio.to_thread(server.logged, msg="freezing", file=first)
+            server.process.send_signal(signal.SIGTERM)
+            frozen.append(asyncio.create_task(Client(http).text("freeze", {"file": second})))
+            await asyncio.sleep(0.3)  # the server stops after the second call
+            Path(first).touch()
+            await asyncio.to_thread(server.logged, msg="freezing", file=second)
+            for _, writer in opened:
+                writer.write(probe)
+                await writer.drain()
+            Path(second).touch()
+            answers = [await reader.read() for reader, _ in opened]
+            assert await asyncio.gather(*frozen) == ["frozen", "frozen"]
+        for _, writer in opened:
+            writer.close()
+        assert await asyncio.to_thread(server.process.wait, 60) == 0
+        assert troubles(server) == []
+    assert all(b" 200 " in answer for answer in answers)
+    assert all(b"connection: close" in answer for answer in answers)
