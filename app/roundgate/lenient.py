@@ -133,6 +133,17 @@ def _finite(numbers: list[str], text: str) -> float | None:
     return None
 
 
+def number(value: Any) -> float | None:
+    """Return a number of 64 bits, or `None` for any other value. Arithmetic with larger whole
+    numbers, which JSON allows, fails."""
+    return value if isinstance(value, float) else whole_number(value)
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a whole number of 64 bits, or `None` for any other value."""
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None
+
+
 # -- charsets --------------------------------------------------------------------------------------
 
 
@@ -210,6 +221,7 @@ class Unpacker:
         elif encoding == "deflate":
             self._inflate = zlib.decompressobj()
         self._may_be_raw = encoding == "deflate"
+        self._header = b""
 
     def feed(self, piece: bytes) -> None:
         """Decompress a piece and append it to the body.
@@ -261,6 +273,8 @@ class Unpacker:
                 raise UnknownEncoding from None
             # some servers send raw deflate, contrary to RFC 9110
             self._may_be_raw, self._inflate = False, zlib.decompressobj(-zlib.MAX_WBITS)
-            return self._inflated(piece)
-        self._may_be_raw = self._may_be_raw and not part
+            return self._inflated(self._header + piece)
+        if self._may_be_raw:
+            self._header += piece[:2]
+            self._may_be_raw = len(self._header) < 2  # zlib checks its header at the second byte
         return part

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Protocol
 
+from roundgate import lenient
 from roundgate.auth import Principal
 from roundgate.errors import BackendError
 from roundgate.json import encode
@@ -17,6 +18,10 @@ MAX_ID_CHARS: Final = 512
 MAX_REQUESTS: Final = 100
 """The maximum number of open questions of one task."""
 _MAX_KEY_CHARS: Final = 256
+_MAX_TTL_MS: Final = 2**53
+"""The largest number up to which every reader of JSON is exact."""
+_MAX_POLL_MS: Final = 3_600_000
+"""An hour. The gateway polls at this interval, too, for streams that follow the task."""
 _ERROR_CODES: Final = frozenset({-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022})
 """The protocol's codes; a service's other codes are replaced."""
 _INTERNAL_ERROR: Final = -32603
@@ -78,21 +83,17 @@ def task_view(task: Any) -> TaskView:
 
 def _task_view(task: Any) -> TaskView:
     status, message = Status(task["status"]), task.get("statusMessage")
-    created_ms, ttl_ms, interval_ms = (
-        _ms(task["createdAt"]),
-        task["ttlMs"],
-        task.get("pollIntervalMs"),
-    )
+    created_ms, ttl_ms = _ms(task["createdAt"]), _duration_ms(task["ttlMs"], _MAX_TTL_MS)
     return TaskView(
         task_id=_text(task["taskId"], MAX_ID_CHARS),
         status=status,
         status_message=None if message is None else str(message)[:MAX_STATUS_CHARS],
         created_ms=created_ms,
         updated_ms=_ms(task["lastUpdatedAt"]),
-        expires_ms=None if ttl_ms is None else created_ms + int(ttl_ms),
+        expires_ms=None if ttl_ms is None else created_ms + ttl_ms,
         requests=_requests(task["inputRequests"]) if "inputRequests" in task else {},
         outcome=_outcome(status, task),
-        poll_interval_ms=None if interval_ms is None else max(0, int(interval_ms)),
+        poll_interval_ms=_duration_ms(task.get("pollIntervalMs"), _MAX_POLL_MS),
     )
 
 
@@ -101,6 +102,12 @@ def _ms(moment: str) -> int:
     if parsed.tzinfo is None:
         raise ValueError("a time has no time zone")
     return int(parsed.timestamp() * 1000)
+
+
+def _duration_ms(value: Any, most: int) -> int | None:
+    """Return a duration of at most `most` milliseconds, or `None` if the value is no number."""
+    duration_ms = lenient.number(value)
+    return None if duration_ms is None else int(min(max(0, duration_ms), most))
 
 
 def _text(value: Any, most: int) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
+from roundgate import lenient
 from roundgate.client import flows
 from roundgate.client.link import Link
 from roundgate.client.messages import NO_LISTENER, Listener, SessionOver
@@ -339,10 +340,7 @@ class Connection:
 
 
 def _progress(params: Json) -> Progress:
-    progress, total = (
-        value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-        for value in (params.get("progress"), params.get("total"))
-    )
+    progress, total = map(lenient.number, (params.get("progress"), params.get("total")))
     message = params.get("message")
     return Progress(progress or 0, total, message if isinstance(message, str) else None)
 
@@ -388,13 +386,11 @@ class Cache:
     def put(self, method: str, params: Json, result: Json) -> None:
         """Cache a result for its `ttlMs`, at most 24 h. Never cache the result of a request with
         answers or a state."""
-        ttl_ms = result.get("ttlMs")
+        ttl_ms = lenient.whole_number(result.get("ttlMs")) or 0
         if (
             method not in _CACHEABLE
             or result.get("resultType", "complete") != "complete"
             or not params.keys().isdisjoint({"inputResponses", "requestState"})
-            or not isinstance(ttl_ms, int)
-            or isinstance(ttl_ms, bool)
             or ttl_ms <= 0
         ):
             return

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from roundgate import errors
+from roundgate import errors, lenient
 from roundgate.client.questions import Question
 from roundgate.client.transport import Limits
 from roundgate.client.types import Json, ServerInfo, TaskState, Tool, is_modern, member
@@ -264,7 +264,7 @@ def is_error(error: Any) -> bool:
     """Return whether a value is a valid `error` of a JSON-RPC response."""
     return (
         isinstance(error, dict)
-        and isinstance(error.get("code"), int)
+        and type(error.get("code")) is int
         and isinstance(error.get("message"), str)
     )
 
@@ -470,7 +470,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[WholeList]:
             error = failure
             break
         items += page
-        if isinstance(ttl_ms := result.get("ttlMs"), int) and not isinstance(ttl_ms, bool):
+        if (ttl_ms := lenient.whole_number(result.get("ttlMs"))) is not None:
             ttls.append(ttl_ms)
         is_private = is_private or result.get("cacheScope") == "private"
         if not cursor:

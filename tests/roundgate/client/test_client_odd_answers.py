@@ -181,6 +181,15 @@ def test_gzip_data_may_have_several_members() -> None:
         assert unpacker.body() == b"one two"
 
 
+@pytest.mark.parametrize("window", [15, -15])
+def test_deflate_data_is_recognized_though_its_first_byte_arrives_alone(window: int) -> None:
+    packed = zlib.compress(b"one two", wbits=window)
+    unpacker = lenient.Unpacker("deflate", 100)
+    for piece in (packed[:1], packed[1:2], packed[2:]):
+        unpacker.feed(piece)
+    assert unpacker.body() == b"one two"
+
+
 @pytest.mark.parametrize(("encoding", "window"), [("gzip", 31), ("deflate", 15), ("deflate", -15)])
 @pytest.mark.parametrize("size", [1, 1_000])
 def test_bytes_after_the_end_of_packed_data_are_refused(

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 
 from msgspec import Struct
 
+from roundgate import lenient
 from roundgate.backends.base import Returned
 from roundgate.backends.dialogue import (
     Answering,
@@ -463,7 +464,7 @@ class Relay:
             await self._context.log(params["level"], params.get("data"), logger_name)
 
     async def _progress(self, params: Json) -> None:
-        progress, total = _number(params.get("progress")), _number(params.get("total"))
+        progress, total = map(lenient.number, (params.get("progress"), params.get("total")))
         message = params.get("message")
         if progress is not None:
             text = message if isinstance(message, str) else None
@@ -479,8 +480,3 @@ async def refuse(request_id: Any, method: str, params: Json) -> Json:
         f"{method} is not supported: the client of this session did not declare the capability"
     )
     return {"error": {"code": -32601, "message": message}}
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number else None

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from roundgate import lenient
 from roundgate.auth import Principal
 from roundgate.backends.base import Complete
 from roundgate.backends.dialogue import (
@@ -189,8 +190,5 @@ def _completion(raw: Json, server: str) -> Completion:
     values = completion.get("values") if isinstance(completion, dict) else None
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise UnexpectedAnswer(f"{server} answered with suggestions that are not text")
-    total, has_more = completion.get("total"), completion.get("hasMore")
-    is_count = isinstance(total, int) and not isinstance(total, bool)
-    return Completion(
-        values, total if is_count else None, has_more if isinstance(has_more, bool) else None
-    )
+    total, has_more = lenient.whole_number(completion.get("total")), completion.get("hasMore")
+    return Completion(values, total, has_more if isinstance(has_more, bool) else None)

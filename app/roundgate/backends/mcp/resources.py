@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from roundgate import lenient
 from roundgate.backends.base import ChangeReporter, Resource
 from roundgate.backends.mcp.config import PartConfig
 from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_out
@@ -130,11 +131,8 @@ async def _read(
     contents = [_contents(item, uris, requests.server.name) for item in items or ()]
     own = ("contents", "resultType", "ttlMs", "cacheScope")
     others = {key: value for key, value in without_hop(raw).items() if key not in own}
-    ttl_ms = raw.get("ttlMs")
-    is_ttl = isinstance(ttl_ms, int) and not isinstance(ttl_ms, bool)
-    return ForwardedRead(
-        contents, others, ttl_ms if is_ttl else None, raw.get("cacheScope") == "private"
-    )
+    ttl_ms = lenient.whole_number(raw.get("ttlMs"))
+    return ForwardedRead(contents, others, ttl_ms, raw.get("cacheScope") == "private")
 
 
 def _contents(raw: Json, uris: Uris, server: str) -> ResourceContents:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from roundgate.auth import Principal
 from roundgate.backends.mcp.server import McpServer
-from roundgate.backends.mcp.tools import without_hop
+from roundgate.backends.mcp.tools import result_from_wire
 from roundgate.backends.mcp.uris import Uris
 from roundgate.backends.service_tasks import task_view
 from roundgate.client.types import Json
@@ -23,14 +23,15 @@ _UNKNOWN: Final = "error -32602"
 
 
 def view_from_wire(task: Any, uris: Uris) -> TaskView:
-    """Return the view of a server's task. Its result is forwarded unchanged, except for members of one
-    hop, and URIs.
+    """Return the view of a server's task. Its result is forwarded as the result of a call is.
 
     Raises:
-        BackendError: the task is malformed.
+        BackendError: the task or its result is malformed.
     """
-    if isinstance(task, dict) and isinstance(task.get("result"), dict):
-        task = {**task, "result": uris.in_result(without_hop(task["result"]))}
+    match task:
+        case {"status": "completed", "result": dict(raw)}:
+            result = result_from_wire(uris.in_result(raw), uris.name)
+            task = {**task, "result": result.to_wire()}
     return task_view(task)
 
 

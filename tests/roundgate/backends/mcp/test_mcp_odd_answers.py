@@ -16,7 +16,8 @@ import pytest
 from tests.support import odd_answers
 from tests.support.asgi import Client
 from tests.support.odd_answers import EXPECTED, NAMES
-from tests.support.scripted import STREAM_HEAD, Asked, http, result, scripted, text
+from tests.support.scripted import STREAM_HEAD, Asked, event, http, result, scripted, text
+from tests.support.task_client import TaskClient
 from tests.support.upstreams import Upstream, gateway_of, health, names, tool, until
 
 BROKEN = ("half_an_answer", "a_tab_in_a_text", "id_last")
@@ -200,6 +201,35 @@ async def test_null_stands_for_a_member_that_is_missing() -> None:
     assert listed["up__nulls"]["annotations"] == {"destructiveHint": False}
     assert "outputSchema" not in listed["up__nulls"]
     assert listed["up__bare"]["inputSchema"] == {"type": "object"}
+
+
+HUGE: int = 10**400
+"""A whole number that no float can hold."""
+
+
+async def test_a_list_whose_time_is_no_usable_number_is_read_again() -> None:
+    upstream = Upstream(ttl_ms=HUGE)
+    async with scripted(upstream) as server, gateway_of(by_url(server.url, refresh_s=5)) as mcp:
+        upstream.tools = [tool("other")]
+        await until(["up__other"], lambda: names(mcp))
+
+
+@pytest.mark.parametrize("numbers", [{"progress": HUGE}, {"progress": 1, "total": HUGE}])
+async def test_progress_that_is_no_usable_number_costs_no_result(numbers: dict[str, int]) -> None:
+    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
+        params = {"progressToken": asked.params["_meta"]["progressToken"], **numbers}
+        yield STREAM_HEAD
+        yield event({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+        done = {"resultType": "complete", **text("done")}
+        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": done})
+
+    override = {"t": {"task": "required"}}
+    async with (
+        scripted(Upstream(call=call)) as server,
+        gateway_of(by_url(server.url, override=override)) as mcp,
+    ):
+        task = await TaskClient(mcp).over(await TaskClient(mcp).begin("up__t"))
+    assert task["result"]["content"] == text("done")["content"]
 
 
 async def test_an_empty_cursor_ends_a_list() -> None:

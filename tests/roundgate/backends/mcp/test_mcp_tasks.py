@@ -3,12 +3,14 @@ as tasks of the gateway."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
-from tests.support.asgi import Client, client
+from tests.support import wire
+from tests.support.asgi import Client, Exchange, client
 from tests.support.scripted import (
     STREAM_HEAD,
     Asked,
@@ -144,6 +146,58 @@ async def test_a_server_that_is_away_or_talks_nonsense_loses_no_task() -> None:
         upstream.state = {"status": "working"}
         state = (await ask(mcp, "tasks/get", {"taskId": task_id}))["result"]
         assert state["status"] == "working"
+
+
+async def test_the_times_of_a_task_are_within_bounds() -> None:
+    upstream = WithTasks()
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        task_id = (await ask(mcp, "tools/call", CALL))["result"]["taskId"]
+        for ttl_ms, shown_ms in ((-7, 0), (1e300, 2**53), (10**400, None), ("an hour", None)):
+            upstream.state = {"status": "working", "ttlMs": ttl_ms}
+            state = (await ask(mcp, "tasks/get", {"taskId": task_id}))["result"]
+            assert state["ttlMs"] == shown_ms
+        for interval_ms, shown_ms in ((-7, 1_000), (1e300, 3_600_000), (10**400, 1_000)):
+            upstream.state = {"status": "working", "pollIntervalMs": interval_ms}
+            state = (await ask(mcp, "tasks/get", {"taskId": task_id}))["result"]
+            assert state["pollIntervalMs"] == shown_ms
+
+
+async def test_the_end_of_a_task_reaches_its_listener_whatever_interval_its_server_names() -> None:
+    upstream = WithTasks()
+    upstream.state = {"status": "working", "pollIntervalMs": 10**400}
+    async with scripted(upstream) as server, app_of(entry(server)) as app, client(app) as mcp:
+        task_id = (await ask(mcp, "tools/call", CALL))["result"]["taskId"]
+        asked = wire.message(
+            "subscriptions/listen", {"notifications": {"taskIds": [task_id]}}, **CAPABLE
+        )
+        async with Exchange(app, asked) as stream, asyncio.timeout(60):
+
+            async def is_polled() -> bool:
+                return "tasks/get" in server.methods()
+
+            await until(True, is_polled)
+            upstream.state = {"status": "completed", "result": text("done")}
+            statuses = set[str | None]()
+            while "completed" not in statuses:
+                told = await stream.event() or {}
+                statuses.add(told.get("params", {}).get("status"))
+
+
+async def test_the_result_of_a_task_is_read_as_the_result_of_a_call() -> None:
+    upstream = WithTasks()
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+        task_id = (await ask(mcp, "tools/call", CALL))["result"]["taskId"]
+        nulls = {"type": "text", "text": "x", "annotations": None}
+        upstream.state = {"status": "completed", "result": {"content": [nulls], "isError": None}}
+        state = (await ask(mcp, "tasks/get", {"taskId": task_id}))["result"]
+        assert state["result"] == {"resultType": "complete", **text("x")}
+        upstream.state = {"status": "completed", "result": {"structuredContent": {"n": 1}}}
+        state = (await ask(mcp, "tasks/get", {"taskId": task_id}))["result"]
+        assert state["result"]["structuredContent"] == {"n": 1}
+        for malformed in ({"content": [1]}, {"content": [], "isError": "yes"}, {}):
+            upstream.state = {"status": "completed", "result": malformed}
+            body = await ask(mcp, "tasks/get", {"taskId": task_id})
+            assert body["error"]["code"] == -32603
 
 
 async def test_a_call_can_be_a_task_of_the_gateway() -> None:
