@@ -361,14 +361,14 @@ class Reader:
                     "event stream"
                 )
             raise _no_message(response, await reason_of(response, sent, self._redact))
-        body = await read_body(response, self._limits.max_message)
+        body, answer = b"", None
         try:
+            body = await read_body(response, self._limits.max_message)
             content_type = response.headers.get("content-type", "")
             answer = self.message(lenient.in_utf8(body, content_type), status)
         except BadAnswer:
-            if not is_success:
-                raise _refusal(status, reason_in(body, response, sent, self._redact)) from None
-            raise
+            if is_success:  # the status of a refusal counts, whatever its body is
+                raise
         if in_session and (status == 404 or _is_session_refused(status, answer)):
             raise SessionOver
         if answer is None or not _is_response(answer, any_error=is_success):
@@ -522,18 +522,12 @@ def _is_session_refused(status: int, answer: Json | None) -> bool:
 def _no_message(response: HttpResponse, reason: str) -> TryLater | HttpRefused:
     status = response.status
     if status not in _TRY_LATER_STATUSES:
-        return _refusal(status, reason)
+        fact = reason or " and no JSON-RPC message"
+        return HttpRefused(status, f"The server answered with HTTP status {status}{fact}")
     retry_after = response.headers.get("retry-after", "")
     is_number = retry_after.isascii() and retry_after.isdigit() and len(retry_after) < 6
     wait_s = int(retry_after) if is_number else 1
     return TryLater(status, min(wait_s, _LONGEST_RETRY_AFTER_S), reason)
-
-
-def _refusal(status: int, reason: str) -> HttpRefused:
-    return HttpRefused(
-        status,
-        f"The server answered with HTTP status {status}{reason or ' and no JSON-RPC message'}",
-    )
 
 
 def read_session_id(response: HttpResponse) -> str | None:

@@ -221,7 +221,7 @@ def _origin(url: httpx.URL) -> Origin:
 
 def redirect(request: WireRequest, status: int, location: str) -> None:
     """Change a request into the one that follows a redirect, with the method that browsers and
-    httpx choose. Raise `httpx.InvalidURL` or `UnicodeError` if the new URL is invalid."""
+    httpx choose. Raise `httpx.InvalidURL` or `ValueError` if the new URL is invalid."""
     url = httpx.URL(request.url).join(location)
     if not url.host:
         url = url.copy_with(host=request.origin[1])

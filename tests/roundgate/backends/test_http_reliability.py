@@ -2,6 +2,7 @@
 breaker, times of parts."""
 
 import asyncio
+import gzip
 import logging
 import socket
 from contextlib import ExitStack, closing
@@ -266,7 +267,9 @@ async def test_what_a_caller_can_bring_about_opens_nothing(status: str) -> None:
         assert len(told.requests) == 3
 
 
-@pytest.mark.parametrize("where", ["http://other.example/", "http://[::1", "//", "ftp://x/", "/"])
+@pytest.mark.parametrize(
+    "where", ["http://other.example/", "http://[::1", ":http://[/?", "//", "ftp://x/", "/"]
+)
 async def test_a_redirect_that_is_not_followed_is_an_answer_of_a_host_that_is_there(
     where: str,
 ) -> None:
@@ -277,6 +280,30 @@ async def test_a_redirect_that_is_not_followed_is_an_answer_of_a_host_that_is_th
     ):
         texts = [await gate.text("tool") for _ in range(3)]
     assert all("redirects" in text for text in texts), texts
+
+
+UNREADABLE: dict[str, dict[str, Any]] = {
+    "in an unknown encoding": {"body": b"x", "Content_Encoding": "br"},
+    "cut within its encoding": {"body": gzip.compress(b"x" * 999)[:-9], "Content_Encoding": "gzip"},
+    "too large": {"body": b"x" * 5_000},
+}
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+async def test_the_status_of_an_error_counts_though_its_body_cannot_be_read(how: str) -> None:
+    away, gone = (
+        answer(status=status, content_type="text/html", **UNREADABLE[how])
+        for status in ("503 Service Unavailable", "404 Not Found")
+    )
+    assert await said(away, away, GOOD, retry={}) == ("good", 3)
+    small: dict[str, Any] = {"max_response_bytes": 2_000, "method": "POST"}
+    assert await said(gone, **small) == ("The service answered 404 Not Found", 1)
+    async with service(away) as told:
+        async with gateway_to(told.url, small, breaker={"failures": 2}) as gate:
+            assert await gate.text("tool") == "The service answered 503 Service Unavailable"
+            await gate.text("tool")
+            assert "is paused" in await gate.text("tool")
+        assert len(told.requests) == 2
 
 
 async def test_a_redirect_that_is_refused_ends_a_row_of_failures() -> None:

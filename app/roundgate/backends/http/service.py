@@ -198,7 +198,7 @@ class Service:
 
         try:
             redirect(request, status, location)
-        except (httpx.InvalidURL, UnicodeError):
+        except (httpx.InvalidURL, ValueError):
             raise UnexpectedAnswer(f"{what} redirects to an invalid URL") from None
         if request.origin != self._origin:
             raise UnexpectedAnswer(
@@ -207,7 +207,8 @@ class Service:
 
     async def _read(self, response: HttpAnswer, what: str, outgoing: Outgoing) -> ServiceAnswer:
         limit, headers = outgoing.max_bytes or self._config.max_response_bytes, response.headers
-        encoding = headers.get("content-encoding", "")
+        encoding, problem = headers.get("content-encoding", ""), ""
+        body, wanted = b"", dict[str, str]()
         try:
             unpacker = Unpacker(encoding, limit)
             async for piece in response:
@@ -217,13 +218,11 @@ class Service:
             if wanted and sum(map(len, wanted.values())) > limit - len(body):
                 raise AnswerTooLarge
         except AnswerTooLarge:
-            raise UnexpectedAnswer(
-                f"{what} answered more than {limit} bytes (max_response_bytes); ask for less at once"
-            ) from None
+            problem = f"more than {limit} bytes (max_response_bytes); ask for less at once"
         except UnknownEncoding:
-            raise UnexpectedAnswer(
-                f"{what} answered in an encoding that was not requested: {encoding[:50]!r}"
-            ) from None
+            problem = f"in an encoding that was not requested: {encoding[:50]!r}"
+        if problem and response.status < 300:  # the status of an error counts without its body
+            raise UnexpectedAnswer(f"{what} answered {problem}")
         answer = ServiceAnswer(
             response.status,
             response.reason.decode("ascii", "ignore"),

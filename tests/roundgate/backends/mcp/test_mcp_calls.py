@@ -223,8 +223,9 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
         (lambda asked: result(asked, [1]), "not an object"),
         (lambda asked: http(200, b"x" * 2_000), "bytes (max_response_bytes)"),
         (lambda asked: http(302, b"", Location="http://elsewhere.example/"), "redirects"),
+        (lambda asked: error(asked, True, "it broke", status=200), "error without a code"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 async def test_whatever_a_server_does_wrong_is_one_tool_error(reply: Any, words: str) -> None:
     async with (
@@ -235,6 +236,23 @@ async def test_whatever_a_server_does_wrong_is_one_tool_error(reply: Any, words:
         assert said(answer).startswith("up")
         assert words in said(answer)
         assert server.methods().count("tools/call") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [(b"x" * 2_000, {}), (b"x", {"Content_Encoding": "br"}), (b'"Not now"', {}), (b"[1]", {})],
+)
+async def test_the_status_of_a_refusal_counts_though_its_body_cannot_be_read(
+    body: bytes, headers: dict[str, str]
+) -> None:
+    async with (
+        scripted(Upstream(lambda asked: http(503, body, **headers))) as server,
+        gateway_of(entry(server, max_response_bytes=1_000, breaker={"failures": 2})) as mcp,
+    ):
+        for _ in range(2):
+            assert "The server is not available now (HTTP status 503)" in await mcp.text("up__t")
+        assert "is paused" in said(await mcp.call("up__t"))
+        assert server.methods().count("tools/call") == 2
 
 
 async def test_a_stream_that_ends_before_the_result_is_not_asked_again() -> None:
@@ -383,6 +401,19 @@ async def test_a_forgotten_session_is_opened_again_once_for_all_calls() -> None:
         answers = await asyncio.gather(*(mcp.text("up__t") for _ in range(5)))
         assert answers == ["done"] * 5
         assert server.methods().count("initialize") == before + 1
+
+
+@pytest.mark.parametrize("body", [b"", b"Not Found", b'"Not Found"', b"[]", b'{"detail": "gone"}'])
+async def test_a_session_is_opened_again_whatever_the_body_of_the_refusal_is(body: bytes) -> None:
+    class Lost(Upstream):
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc == "tools/call" and asked.headers["mcp-session-id"] == "s1":
+                self.session = "s2"
+                return http(404, body)
+            return super().__call__(asked)
+
+    async with scripted(Lost(session="s1")) as server, gateway_of(entry(server)) as mcp:
+        assert await mcp.text("up__t") == "done"
 
 
 async def test_a_server_that_forgets_every_session_is_one_tool_error() -> None:
