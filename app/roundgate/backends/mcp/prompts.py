@@ -3,7 +3,7 @@ unchanged, except for members that belong to one hop, and URIs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from roundgate.backends.base import GetPrompt, Prompt
 from roundgate.backends.mcp.config import PartConfig
@@ -61,19 +61,11 @@ def _getter(name: str, requests: ServerRequests, uris: Uris) -> GetPrompt:
     async def get(context: Context, arguments: dict[str, str]) -> ForwardedPrompt:
         params: Json = {"name": name, "arguments": arguments}
         raw = await requests.send(context, "get", "prompts/get", params)
-        messages = raw.get("messages")
-        if not is_object_list(messages):
+        messages: Any = raw.get("messages")
+        if not is_object_list(messages) or not is_object_list([m.get("content") for m in messages]):
             raise UnexpectedAnswer(f"{requests.server.name} answered with a malformed prompt")
+        with_uris = [{**each, "content": uris.in_block(each["content"])} for each in messages]
         wire = {key: value for key, value in without_hop(raw).items() if key != "resultType"}
-        return ForwardedPrompt({**wire, "messages": _with_uris(messages or [], uris)})
+        return ForwardedPrompt({**wire, "messages": with_uris})
 
     return get
-
-
-def _with_uris(messages: Sequence[Json], uris: Uris) -> list[Json]:
-    return [
-        {**message, "content": uris.in_block(message["content"])}
-        if isinstance(message.get("content"), dict)
-        else message
-        for message in messages
-    ]

@@ -536,6 +536,8 @@ async def test_lists_that_change_are_served_and_an_unknown_resource_has_them_rea
         ("resources/read", {"resultType": "task", "taskId": "1"}, "unknown type"),
         ("prompts/get", {"messages": {}}, "malformed prompt"),
         ("prompts/get", {}, "malformed prompt"),
+        ("prompts/get", {"messages": [{"role": "user"}]}, "malformed prompt"),
+        ("prompts/get", {"messages": [{"role": "user", "content": "x"}]}, "malformed prompt"),
         ("completion/complete", {"completion": {"values": [1]}}, "suggestions that are not text"),
     ],
 )
