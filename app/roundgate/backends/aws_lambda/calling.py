@@ -57,7 +57,14 @@ from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.http.endpoint import ToolEndpoint
 from roundgate.backends.http.messages import ServiceAnswer, result_from_answer, with_doubt
 from roundgate.backends.http.secrets import AnswerRedactor
-from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
+from roundgate.errors import (
+    BackendError,
+    FunctionAway,
+    FunctionFailed,
+    ParseError,
+    ToolError,
+    UnexpectedAnswer,
+)
 from roundgate.observability.outgoing import OutgoingRequest, function_span
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import AnyContext, Context, call_of
@@ -106,13 +113,14 @@ class FunctionCalling(Struct, frozen=True):
         Raises:
             BackendError: the answer is an error, or does not match the declared result.
         """
-        tool = self.tool
         try:
-            return result_from_answer(tool.name, answer, tool.result, self.output)
-        except BackendError as error:
-            if not (tool.read_only or tool.idempotent):
-                with_doubt(error)
-            raise
+            return result_from_answer(self.tool.name, answer, self.tool.result, self.output)
+        except UnexpectedAnswer as error:
+            raise self.in_doubt(error) from None
+
+    def in_doubt(self, error: UnexpectedAnswer) -> BackendError:
+        """Return an error with `DOUBT`, unless the tool may be called again."""
+        return error if self.tool.read_only or self.tool.idempotent else with_doubt(error)
 
     def cleaned(self, data: bytes) -> bytes:
         """Remove the configuration's secrets from an answer."""
@@ -156,13 +164,16 @@ class OneCall(Struct, frozen=True):
             BackendError: the function cannot be invoked, or has failed.
         """
         with self._span(self.calling.target, payload) as span:
-            return await self._answered(
-                self.calling.target,
-                payload,
-                self.facts(exchange),
-                span,
-                is_repeatable=self.calling.tool.idempotent is True,
-            )
+            try:
+                return await self._answered(
+                    self.calling.target,
+                    payload,
+                    self.facts(exchange),
+                    span,
+                    is_repeatable=self.calling.tool.idempotent is True,
+                )
+            except UnexpectedAnswer as error:
+                raise self.calling.in_doubt(error) from None
 
     def _span(self, where: FunctionTarget, payload: Any) -> AbstractContextManager[OutgoingRequest]:
         """Return the span of an invocation. `facts` puts its context into the client context."""

@@ -32,7 +32,13 @@ from roundgate.backends.aws_lambda.config import (
     is_qualified,
 )
 from roundgate.clock import Clock
-from roundgate.errors import BackendError, ConfigError, FunctionAway, Unavailable
+from roundgate.errors import (
+    BackendError,
+    ConfigError,
+    FunctionAway,
+    Unavailable,
+    UnexpectedAnswer,
+)
 
 
 class FunctionTarget(Struct, frozen=True):
@@ -355,15 +361,15 @@ class Functions:
             raise _too_slow(target, timeout_s, refused, may_have_run=may_have_run) from None
 
     def _invoke(self, invocation: FunctionInvocation, timeout_s: float) -> Invoked:
-        """Return the result of an invocation. Blocks, so it runs in a thread. Raise BackendError if
-        the result is too large, or boto3 is too old."""
+        """Return the result of an invocation. Blocks, so it runs in a thread. Raise
+        UnexpectedAnswer if the result is too large, BackendError if boto3 is too old."""
         client = self._client(invocation.target.region, timeout_s)
         if invocation.execution_name is not None:
             _check_knows_durable(client)
         response = client.invoke(**invocation.parameters())
         payload = _read(response["Payload"], self._max_bytes)
         if payload is None:
-            raise BackendError(
+            raise UnexpectedAnswer(
                 f"The function {invocation.target.name} answered more than {self._max_bytes} bytes "
                 "(max_response_bytes); ask for less"
             )

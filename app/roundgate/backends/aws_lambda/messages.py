@@ -41,7 +41,7 @@ from roundgate.backends.http.config import HttpArgument, HttpToolConfig
 from roundgate.backends.http.endpoint import PATH_VARIABLE, ToolEndpoint
 from roundgate.backends.http.messages import Outgoing, ServiceAnswer
 from roundgate.backends.http.secrets import SECRET_NAME, parted
-from roundgate.errors import DOUBT, FunctionFailed, ParseError, ToolError, UnexpectedAnswer
+from roundgate.errors import FunctionFailed, ParseError, ToolError, UnexpectedAnswer
 from roundgate.observability.tracing import outgoing
 from roundgate.protocol import without_none
 
@@ -243,15 +243,11 @@ def answer_from_payload(payload: bytes) -> ServiceAnswer:
         UnexpectedAnswer: the body is declared as base64, but is not base64.
     """
     value = _members(payload)
-    if value.get("isBase64Encoded") is True and isinstance(value.get("body"), str):
-        return _response(value, _bytes(value["body"]))
-    body = value.get("body", "")
-    if (
-        type(value.get("statusCode")) is int
-        and value.keys() <= _OF_A_RESPONSE
-        and isinstance(body, str)
-    ):
-        return _response(value, body.encode("utf-8", "replace"))
+    body, status = value.get("body"), _status(value.get("statusCode"))
+    if value.get("isBase64Encoded") is True and isinstance(body, str):
+        return _response(value, status or 200, _bytes(body))
+    if status is not None and value.keys() <= _OF_A_RESPONSE and isinstance(body, str | None):
+        return _response(value, status, (body or "").encode("utf-8", "replace"))
     return ServiceAnswer(200, "OK", _JSON, payload or b"null")
 
 
@@ -290,9 +286,17 @@ def _members(payload: bytes) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _response(value: Mapping[str, Any], body: bytes) -> ServiceAnswer:
-    code = value.get("statusCode", 200)
-    status = code if type(code) is int and 100 <= code <= 599 else 502
+def _status(code: Any) -> int | None:
+    """Return the status of a response, or `None` if a value is none. Some functions write it as
+    text, which API Gateway reads, too."""
+    if isinstance(code, str) and code.isascii() and code.isdecimal():
+        code = int(code[:9])
+    if type(code) is not int:
+        return None
+    return code if 100 <= code <= 599 else 502
+
+
+def _response(value: Mapping[str, Any], status: int, body: bytes) -> ServiceAnswer:
     try:
         reason = HTTPStatus(status).phrase
     except ValueError:
@@ -320,7 +324,7 @@ def _bytes(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise UnexpectedAnswer(
-            f"The function marked its answer as base64, but the body is not base64{DOUBT}"
+            "The function marked its answer as base64, but the body is not base64"
         ) from None
 
 
