@@ -296,6 +296,8 @@ async def _started(job: Job) -> dict[str, str]:
         values = {
             name: at_pointer(answer, pointer) for name, pointer in job.config.variables.items()
         }
+        if None in values.values():
+            raise LookupError
     except LookupError:
         raise BackendError(
             "The service started a job, but its answer lacks the job's variables"

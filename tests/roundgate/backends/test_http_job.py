@@ -267,6 +267,7 @@ def sent_to(url: str) -> bytes:
 
 UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
     "a start without an id": ((answer(b"{}"),), "answer lacks the job's variables"),
+    "a start whose id is null": ((answer(b'{"id":null}'),), "answer lacks the job's variables"),
     "a start that is no JSON": ((answer(b"started", content_type="text/plain"),), "answer lacks the job's variables"),
     "a start that is refused": ((answer(b"{}", "409 Conflict"),), "The service answered 409 Conflict to starting"),
     "a poll without a status": ((STARTED, answer(b'{"state":"done"}')), "has nothing at /status"),
