@@ -54,7 +54,7 @@ from roundgate.protocol import (
     merged,
 )
 from roundgate.protocol.apps import page_uris
-from roundgate.replay import Context
+from roundgate.replay import Context, call_of
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:  # loaded only if there is a policy
@@ -119,6 +119,7 @@ class ServedTool(Struct):
     ) -> Returned:
         from roundgate.backends.bounded import bounded
 
+        call_of(context).shapes_result = True
         returned = await self.tool.call(context, arguments)
         return await bounded(returned, limit, self.tool.scopes, context)
 

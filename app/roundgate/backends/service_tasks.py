@@ -66,8 +66,9 @@ class TaskSource(Protocol):
 
 def may_hand_over(context: AnyContext) -> bool:
     """Return whether the tool may return a task of its service. True if the call is not itself a
-    task and the client supports tasks."""
-    return context.task_id is None and call_of(context).capabilities.has(REQUIRED)
+    task, the client supports tasks, and no setting changes the result."""
+    call = call_of(context)
+    return call.task_id is None and not call.shapes_result and call.capabilities.has(REQUIRED)
 
 
 def task_view(task: Any) -> TaskView:

@@ -45,7 +45,7 @@ from roundgate.backends.registry import report_failures
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
 from roundgate.protocol.content import HINTS, has_hint
-from roundgate.replay import Context
+from roundgate.replay import Context, call_of
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:  # loaded only if there are limits
@@ -436,6 +436,8 @@ def _calling(
     call: CallTool, arguments: _Arguments, timeout_s: float | None, project: _Project | None
 ) -> CallTool:
     async def changed(context: Any, model_arguments: dict[str, Any]) -> Returned:
+        if project is not None:
+            call_of(context).shapes_result = True
         returned = await _within(timeout_s, call, context, arguments(model_arguments))
         if project is None or not isinstance(returned, ToolResult) or returned.is_error:
             return returned

@@ -148,6 +148,28 @@ async def test_a_server_that_is_away_or_talks_nonsense_loses_no_task() -> None:
         assert state["status"] == "working"
 
 
+@pytest.mark.parametrize("override", [{"fields": ["a"]}, {"result": "{a: a}"}, {"max_result": 200}])
+async def test_a_call_whose_result_is_changed_does_not_become_a_task_of_the_server(
+    override: dict[str, Any],
+) -> None:
+    whole = {**text("x" * 300), "structuredContent": {"a": 1, "b": 2}}
+
+    class Whole(WithTasks):
+        def called(self, asked: Asked) -> Any:
+            capabilities = asked.params["_meta"]["io.modelcontextprotocol/clientCapabilities"]
+            is_task = TASKS in capabilities.get("extensions", {})
+            return super().called(asked) if is_task else result(asked, whole)
+
+    async with (
+        scripted(Whole()) as server,
+        gateway_of(entry(server, override={"t": override})) as mcp,
+    ):
+        done = (await ask(mcp, "tools/call", CALL))["result"]
+    assert done["resultType"] == "complete"
+    assert done["content"] != whole["content"]
+    assert done.get("structuredContent", {"a": 1}) == {"a": 1}
+
+
 async def test_the_times_of_a_task_are_within_bounds() -> None:
     upstream = WithTasks()
     async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
