@@ -419,7 +419,7 @@ def _projection(override: ToolOverride) -> _Project | None:
     def project(value: Any) -> Any:
         try:
             return compiled.search(value)
-        except jmespath.exceptions.JMESPathError as error:
+        except (ArithmeticError, TypeError, ValueError) as error:  # jmespath passes on Python's
             reason = str(error).splitlines()[0][:200]
             raise ToolError(
                 f"The gateway's projection cannot be applied to the result: {reason}"

@@ -204,8 +204,11 @@ async def test_members_of_each_item_of_a_list_are_kept(tmp_path: Path) -> None:
     assert second["content"][0]["text"] == "plain"
 
 
-async def test_a_projection_that_fails_on_an_answer_is_a_tool_error() -> None:
-    found = await called({"result": "sum(item)"}, {"item": "tea", "amount": 1})
+@pytest.mark.parametrize(
+    "expression", ["sum(item)", "max_by(parts, &price)", "contains(item, amount)"]
+)
+async def test_a_projection_that_fails_on_an_answer_is_a_tool_error(expression: str) -> None:
+    found = await called({"result": expression}, {"item": "tea", "amount": 1})
     assert found["isError"]
     assert "projection" in found["content"][0]["text"]
 
