@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from roundgate.backends.service_tasks import check_request
 from roundgate.client.types import Json
-from roundgate.errors import BackendError, ToolError, UnexpectedAnswer
+from roundgate.errors import DOUBT, BackendError, NotJson, ToolError, UnexpectedAnswer
 from roundgate.replay import NAME, Context, Raw
 
 
@@ -160,7 +160,7 @@ async def dialogue(
 
     Raises:
         ToolError: the user refused to open a page.
-        UnexpectedAnswer: the back end asks too often.
+        UnexpectedAnswer: the back end asks too often, or answers with JSON that is nested too deeply.
     """
     asked: Questions | PagesToOpen | None = None
     answering: Answering | None = None
@@ -168,9 +168,15 @@ async def dialogue(
         if most is not None and number > most:
             raise UnexpectedAnswer(f"{server} asked for input more than {most} times")
         is_answer = isinstance(asked, Questions) and asked.held is not None
-        kept = await context.step(
-            step, exchange(number, asked, answering), at_most_once=at_most_once and not is_answer
-        )
+        try:
+            kept = await context.step(
+                step,
+                exchange(number, asked, answering),
+                at_most_once=at_most_once and not is_answer,
+            )
+        except NotJson:  # beyond the depth of the journal
+            text = f"{server} answered with JSON that is nested too deeply{DOUBT}"
+            raise UnexpectedAnswer(text) from None
         outcome = outcome_from_json(kept)
         match outcome:
             case PagesToOpen():

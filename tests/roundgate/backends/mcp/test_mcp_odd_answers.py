@@ -232,6 +232,24 @@ async def test_progress_that_is_no_usable_number_costs_no_result(numbers: dict[s
     assert task["result"]["content"] == text("done")["content"]
 
 
+async def test_a_result_that_no_journal_can_hold_is_one_clear_error() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(150):
+        deep = {"name of a person": deep}
+    call = {**text("done"), "structuredContent": deep}
+    override = {"t": {"task": "required"}}
+    async with (
+        scripted(Upstream(call=lambda asked: result(asked, call))) as server,
+        gateway_of(by_url(server.url, override=override)) as mcp,
+    ):
+        task = await TaskClient(mcp).over(await TaskClient(mcp).begin("up__t"))
+        assert server.methods().count("tools/call") == 1
+    assert task["result"]["content"][0]["text"] == (
+        "up answered with JSON that is nested too deeply; the call may have taken effect, so check before"
+        " you repeat it"
+    )
+
+
 async def test_an_empty_cursor_ends_a_list() -> None:
     async with (
         scripted(Upstream(hints={"nextCursor": ""})) as server,
