@@ -422,7 +422,12 @@ def test_a_json_pointer_to_nothing_is_an_error_with_an_excerpt(pointer: str) -> 
 
 @pytest.mark.parametrize(
     "media_type",
-    ["application/json", "Application/JSON; charset=utf-8", "application/problem+json"],
+    [
+        "application/json",
+        "Application/JSON; charset=utf-8",
+        "application/problem+json",
+        "text/json",
+    ],
 )
 def test_json_is_known_by_its_media_type(media_type: str) -> None:
     for body in (b'{"a": 1}', b'\xef\xbb\xbf{"a": 1}'):

@@ -86,7 +86,7 @@ class ServiceAnswer(Struct, frozen=True):
     def is_json(self) -> bool:
         """Return whether the body is declared as JSON."""
         media_type = self.media_type
-        return media_type == "application/json" or media_type.endswith("+json")
+        return media_type in ("application/json", "text/json") or media_type.endswith("+json")
 
     def in_utf8(self) -> ServiceAnswer:
         """Return the answer with JSON in UTF-8, whatever its charset."""
