@@ -84,6 +84,17 @@ def encode(value: Any) -> bytes:
         )
 
 
+def bounded_number(value: Any) -> float | None:
+    """Return a number of 64 bits, or `None` for any other value. Arithmetic with larger whole
+    numbers, which JSON allows, fails."""
+    return value if isinstance(value, float) else bounded_integer(value)
+
+
+def bounded_integer(value: Any) -> int | None:
+    """Return a whole number of 64 bits, or `None` for any other value."""
+    return value if type(value) is int and -(2**63) <= value < 2**63 else None
+
+
 def approximate_size(value: Any) -> int:
     """Return about the number of bytes that `encode` writes for a value."""
     size, stack = 0, [value]

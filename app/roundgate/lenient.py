@@ -133,17 +133,6 @@ def _finite(numbers: list[str], text: str) -> float | None:
     return None
 
 
-def number(value: Any) -> float | None:
-    """Return a number of 64 bits, or `None` for any other value. Arithmetic with larger whole
-    numbers, which JSON allows, fails."""
-    return value if isinstance(value, float) else whole_number(value)
-
-
-def whole_number(value: Any) -> int | None:
-    """Return a whole number of 64 bits, or `None` for any other value."""
-    return value if type(value) is int and -(2**63) <= value < 2**63 else None
-
-
 # -- charsets --------------------------------------------------------------------------------------
 
 

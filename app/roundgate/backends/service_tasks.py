@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from roundgate import lenient
 from roundgate.auth import Principal
 from roundgate.errors import BackendError
-from roundgate.json import encode
+from roundgate.json import bounded_number, encode
 from roundgate.protocol import NEWEST, REQUIRED, Status, TaskView, without_none
 from roundgate.replay import MAX_STATUS_CHARS, AnyContext, Url, call_of, form_schema
 
@@ -107,7 +106,7 @@ def _ms(moment: str) -> int:
 
 def _duration_ms(value: Any, most: int) -> int | None:
     """Return a duration of at most `most` milliseconds, or `None` if the value is no number."""
-    duration_ms = lenient.number(value)
+    duration_ms = bounded_number(value)
     return None if duration_ms is None else int(min(max(0, duration_ms), most))
 
 

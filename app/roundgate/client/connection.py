@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from roundgate import lenient
 from roundgate.client import flows
 from roundgate.client.link import Link
 from roundgate.client.messages import NO_LISTENER, Listener, SessionOver
@@ -27,7 +26,7 @@ from roundgate.client.stdio import StdioLink
 from roundgate.client.types import TASKS, Json, Log, Progress, ServerInfo, TaskState, Tool
 from roundgate.clock import Clock
 from roundgate.errors import BadAnswer, ClientError, RpcError, TimedOut, Unanswered
-from roundgate.json import encode
+from roundgate.json import bounded_integer, bounded_number, encode
 
 log = logging.getLogger("roundgate.client")
 
@@ -340,7 +339,7 @@ class Connection:
 
 
 def _progress(params: Json) -> Progress:
-    progress, total = map(lenient.number, (params.get("progress"), params.get("total")))
+    progress, total = map(bounded_number, (params.get("progress"), params.get("total")))
     message = params.get("message")
     return Progress(progress or 0, total, message if isinstance(message, str) else None)
 
@@ -386,7 +385,7 @@ class Cache:
     def put(self, method: str, params: Json, result: Json) -> None:
         """Cache a result for its `ttlMs`, at most 24 h. Never cache the result of a request with
         answers or a state."""
-        ttl_ms = lenient.whole_number(result.get("ttlMs")) or 0
+        ttl_ms = bounded_integer(result.get("ttlMs")) or 0
         if (
             method not in _CACHEABLE
             or result.get("resultType", "complete") != "complete"

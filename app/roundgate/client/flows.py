@@ -23,11 +23,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from roundgate import errors, lenient
+from roundgate import errors
 from roundgate.client.questions import Question
 from roundgate.client.transport import Limits
 from roundgate.client.types import Json, ServerInfo, TaskState, Tool, is_modern, member
-from roundgate.json import encode
+from roundgate.json import bounded_integer, encode
 
 LATEST: Final = "2026-07-28"
 LEGACY: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -470,7 +470,7 @@ def whole_list(method: str, name: str, limits: Limits) -> Flow[WholeList]:
             error = failure
             break
         items += page
-        if (ttl_ms := lenient.whole_number(result.get("ttlMs"))) is not None:
+        if (ttl_ms := bounded_integer(result.get("ttlMs"))) is not None:
             ttls.append(ttl_ms)
         is_private = is_private or result.get("cacheScope") == "private"
         if not cursor:

@@ -207,7 +207,7 @@ class Service:
 
     async def _read(self, response: HttpAnswer, what: str, outgoing: Outgoing) -> ServiceAnswer:
         limit, headers = outgoing.max_bytes or self._config.max_response_bytes, response.headers
-        encoding, problem = headers.get("content-encoding", ""), ""
+        encoding = headers.get("content-encoding", "")
         body, wanted = b"", dict[str, str]()
         try:
             unpacker = Unpacker(encoding, limit)
@@ -218,11 +218,15 @@ class Service:
             if wanted and sum(map(len, wanted.values())) > limit - len(body):
                 raise AnswerTooLarge
         except AnswerTooLarge:
-            problem = f"more than {limit} bytes (max_response_bytes); ask for less at once"
+            if response.status < 300:  # the status of an error counts without its body
+                raise UnexpectedAnswer(
+                    f"{what} answered more than {limit} bytes (max_response_bytes); ask for less at once"
+                ) from None
         except UnknownEncoding:
-            problem = f"in an encoding that was not requested: {encoding[:50]!r}"
-        if problem and response.status < 300:  # the status of an error counts without its body
-            raise UnexpectedAnswer(f"{what} answered {problem}")
+            if response.status < 300:
+                raise UnexpectedAnswer(
+                    f"{what} answered in an encoding that was not requested: {encoding[:50]!r}"
+                ) from None
         answer = ServiceAnswer(
             response.status,
             response.reason.decode("ascii", "ignore"),

@@ -17,7 +17,6 @@ from typing import Any, Final, NoReturn
 
 from msgspec import Struct
 
-from roundgate import lenient
 from roundgate.backends.base import Returned
 from roundgate.backends.dialogue import (
     Answering,
@@ -63,6 +62,7 @@ from roundgate.errors import (
     ToolError,
     UnexpectedAnswer,
 )
+from roundgate.json import bounded_number
 from roundgate.observability import tracing
 from roundgate.protocol import LOG_LEVELS, REQUIRED, merged
 from roundgate.replay import NAME, AnyContext, Call, Context, Raw, call_of, run_of
@@ -464,7 +464,7 @@ class Relay:
             await self._context.log(params["level"], params.get("data"), logger_name)
 
     async def _progress(self, params: Json) -> None:
-        progress, total = map(lenient.number, (params.get("progress"), params.get("total")))
+        progress, total = map(bounded_number, (params.get("progress"), params.get("total")))
         message = params.get("message")
         if progress is not None:
             text = message if isinstance(message, str) else None

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from roundgate import lenient
 from roundgate.auth import Principal
 from roundgate.backends.base import Complete
 from roundgate.backends.dialogue import (
@@ -48,6 +47,7 @@ from roundgate.errors import (
     Unavailable,
     UnexpectedAnswer,
 )
+from roundgate.json import bounded_integer
 from roundgate.protocol import Completion
 from roundgate.replay import Context
 
@@ -190,5 +190,5 @@ def _completion(raw: Json, server: str) -> Completion:
     values = completion.get("values") if isinstance(completion, dict) else None
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise UnexpectedAnswer(f"{server} answered with suggestions that are not text")
-    total, has_more = lenient.whole_number(completion.get("total")), completion.get("hasMore")
+    total, has_more = bounded_integer(completion.get("total")), completion.get("hasMore")
     return Completion(values, total, has_more if isinstance(has_more, bool) else None)

@@ -10,7 +10,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from roundgate import lenient
 from roundgate.backends.base import ChangeReporter, Resource
 from roundgate.backends.mcp.config import PartConfig
 from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_out
@@ -19,6 +18,7 @@ from roundgate.backends.mcp.tools import LeftOut, own_meta, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Pattern, Uris
 from roundgate.client.types import Json, is_object_list, without_nulls
 from roundgate.errors import ResourceNotFound, UnexpectedAnswer
+from roundgate.json import bounded_integer
 from roundgate.protocol import (
     BlobResourceContents,
     ForwardedRead,
@@ -131,7 +131,7 @@ async def _read(
     contents = [_contents(item, uris, requests.server.name) for item in items or ()]
     own = ("contents", "resultType", "ttlMs", "cacheScope")
     others = {key: value for key, value in without_hop(raw).items() if key not in own}
-    ttl_ms = lenient.whole_number(raw.get("ttlMs"))
+    ttl_ms = bounded_integer(raw.get("ttlMs"))
     return ForwardedRead(contents, others, ttl_ms, raw.get("cacheScope") == "private")
 
 
