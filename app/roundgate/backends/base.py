@@ -310,6 +310,10 @@ class LiveBackend(Protocol):
         """Return whether the files that the back end reads only once, such as certificates, have the
         same content as then."""
 
+    async def until_unused(self) -> None:
+        """Wait until no call is open at the server between two requests of its client. A reload that
+        replaces the back end closes it afterwards."""
+
 
 class HostSender(Protocol):
     """The sender of requests to one host."""

@@ -153,6 +153,10 @@ class Serving:
 
     async def _retire(self, old: Snapshot) -> None:
         await old.catalog.users.until_unused()
+        kept_ids = {id(core_of(backend)) for backend in self.now.backends}
+        for core in map(core_of, old.backends):
+            if isinstance(core, LiveBackend) and id(core) not in kept_ids:
+                await core.until_unused()
         self._closing.add(old)
         await old.aclose([self.now, *(set(self._retiring.values()) - self._closing)])
 

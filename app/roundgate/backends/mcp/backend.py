@@ -459,6 +459,11 @@ class McpBackend:
             self._received.skipped,
         )
 
+    async def until_unused(self) -> None:
+        """Wait until no call is held for the answers to its questions."""
+        if self._held is not None:
+            await self._held.until_unused()
+
     async def aclose(self) -> None:
         """Stop following the server; end its sessions and processes."""
         following, self._following = self._following, None

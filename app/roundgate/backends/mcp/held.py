@@ -330,6 +330,12 @@ class HeldCalls:
         held_call = self._running.get(questions.held or "")
         return None if held_call is None else held_call.token
 
+    async def until_unused(self) -> None:
+        """Wait until all calls have ended, and the questions of calls that are not held have expired."""
+        running = self._running.values
+        while open_calls := [*(call.ended for call in running()), *self._expiring.values()]:
+            await asyncio.wait(open_calls)
+
     async def aclose(self) -> None:
         """End the held calls and publish their end; close the sessions."""
         running, expiring = list(self._running.values()), list(self._expiring.values())

@@ -4,6 +4,7 @@ at any replica, and every way in which it may go wrong."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -49,9 +50,11 @@ from tests.support.round_robin import RoundRobin
 from tests.support.scripted import STREAM_HEAD, Asked, event, http, result, scripted, text
 from tests.support.sdk_servers import (
     OLDER,
+    SdkServer,
     needs_older,
     over_stdio,
 )
+from tests.support.server import Server
 from tests.support.services import answer, service
 from tests.support.task_client import TaskClient, task_settings
 from tests.support.upstreams import Upstream, process, until
@@ -140,6 +143,44 @@ async def test_a_stopped_holder_says_so_at_once(tmp_path: Path) -> None:
     assert ended["result"]["isError"] is True
     assert "was stopped" in said(ended)
     assert up.noted() == ["greet"]
+
+
+async def change_held_s(gateway: Server, up: SdkServer, folder: Path) -> None:
+    """Change a setting of the server, and return once the gateway has reloaded it."""
+    file = folder / "gateway.json"
+    file.write_text(json.dumps({"backends": [{**up.entry, "held_s": 30}]}))
+    gateway.process.send_signal(signal.SIGHUP)
+    await asyncio.to_thread(gateway.logged, msg=f"reloaded {file}")
+
+
+@pytest.mark.parametrize("kind", BOTH)
+async def test_a_reload_that_changes_the_server_keeps_the_time_for_answers(
+    kind: str, tmp_path: Path
+) -> None:
+    async with older_server(tmp_path, kind, held_s=4) as up:
+        with gateways(tmp_path, up.entry, 1) as (holder,):
+            async with httpx.AsyncClient(timeout=60) as http:
+                await call(Mcp(http, f"{holder.url}/mcp"), "greet")
+            await change_held_s(holder, up, tmp_path / "0")
+
+            async def noted() -> list[str]:
+                return up.noted()
+
+            await until(["greet", "greeted"], noted)  # with the answer "cancel"
+
+
+async def test_a_reload_that_changes_the_server_keeps_a_call_that_waits_for_answers(
+    tmp_path: Path,
+) -> None:
+    async with older_server(tmp_path) as up:
+        with gateways(tmp_path, up.entry) as (holder, other):
+            async with httpx.AsyncClient(timeout=60) as http:
+                one, two = Mcp(http, f"{holder.url}/mcp"), Mcp(http, f"{other.url}/mcp")
+                asked = await call(one, "greet")
+                await change_held_s(holder, up, tmp_path / "0")
+                await call(one, "plain")  # the new back end is served
+                assert said(await again(two, "greet", asked, ADA)) == "Hello, Ada"
+    assert up.noted() == ["greet", "plain", "greeted"]
 
 
 async def test_a_stop_waits_for_the_end_of_calls_that_have_not_asked(tmp_path: Path) -> None:
