@@ -12,7 +12,6 @@ worker. Instances share only a database in memory. The clock advances when all c
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -36,20 +35,26 @@ from roundgate.errors import (
 from roundgate.json import encode
 from roundgate.replay import WATCH, Run, StepWatch
 from roundgate.runtime.startup import Core, build_core
-from roundgate.settings import Settings
 from roundgate.storage import Message, TaskRef
 from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.external import EVENTS_PATH
 from roundgate.tasks.stored import Claimed
-from roundgate.tokens import EventPlace, keys
+from roundgate.tokens import EventPlace
 from roundgate_testing.contexts import find_payload
 from roundgate_testing.crashes import Crash, CrashTest, Steps, Watched
 from roundgate_testing.histories import Given, Replayed, read_histories, replay
-from roundgate_testing.instances import InstanceLife, Loads, Memory, Setup, Source, VirtualClock
+from roundgate_testing.instances import (
+    ORIGIN,
+    InstanceLife,
+    Loads,
+    Memory,
+    Setup,
+    Source,
+    VirtualClock,
+)
 from roundgate_testing.replays import serving
 from roundgate_testing.transport import AsgiTransport
 
-ORIGIN: Final = "http://127.0.0.1"
 _IDLE_TURNS: Final = 3
 """The maximum number of consecutive calls of `advance` that find no work and no future event."""
 _ISSUER: Final = "https://issuer.test"
@@ -65,6 +70,7 @@ class Gateway:
         *sources: Source,
         environ: Mapping[str, str] | None = None,
         scopes: Sequence[str] | None = None,
+        claims: Mapping[str, Any] = MappingProxyType({}),
         fresh: bool = True,
         clock: VirtualClock | None = None,
         **sections: Any,
@@ -78,6 +84,7 @@ class Gateway:
                 variables.
             scopes: the default caller's scopes; by default all scopes that the tools and `auth`
                 need.
+            claims: the claims of the default caller's token.
             fresh: whether each request runs on a new instance. Each turn of a task always runs on
                 one.
             clock: the clock; by default a new `VirtualClock`.
@@ -86,15 +93,15 @@ class Gateway:
         """
         self._setup = Setup(sources or ("gateway.yaml",), environ or {}, sections)
         self._scopes = scopes
+        self._claims = claims
         self._fresh = fresh
         self.clock = clock or VirtualClock()
         """The clock of all instances and clients: `gateway.clock.skip(3600)` lets an hour pass."""
-        self._using = Settings(worker="off", state_keys=keys.new_key(), public_url=ORIGIN)
         self._callers = _Callers()
         self._memory = Memory(self.clock)
         self._clients: list[Client] = []
         self._dead: list[tuple[InstanceLife, asyncio.Future[Any]]] = []
-        self._loads = Loads(self._using)
+        self._loads = Loads()
         self._is_again = False
         """Whether this gateway repeats a call of another one, which owns `_file` and `_loads`."""
         self._kept: tuple[InstanceLife, Any, ConfigFile] | None = None
@@ -132,18 +139,20 @@ class Gateway:
         *,
         scopes: Sequence[str] = (),
         client_id: str = "",
+        claims: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
     ) -> Client:
         """Return a client of the gateway.
 
         Args:
-            subject: the caller's subject; `None` for the default caller, for which `scopes` and
-                `client_id` are ignored.
+            subject: the caller's subject; `None` for the default caller, for which `scopes`,
+                `client_id` and `claims` are ignored.
             scopes: the caller's scopes.
             client_id: the caller's client id.
+            claims: the claims of the caller's token.
             options: options of `roundgate.client.Client`, except `auth`, `clock` and `transport`.
         """
-        auth = None if subject is None else self._callers.add(subject, scopes, client_id)
+        auth = None if subject is None else self._callers.add(subject, scopes, client_id, claims)
         client = Client(
             f"{ORIGIN}{self._file.config.http.path}",
             auth=auth,
@@ -204,6 +213,7 @@ class Gateway:
                 *setup.sources,
                 environ=setup.environ,
                 scopes=self._scopes,
+                claims=self._claims,
                 fresh=not watched.may_die,  # an instance that does not die serves on
                 clock=VirtualClock(self.clock.now_ms()),
                 **setup.sections,
@@ -415,7 +425,7 @@ class Gateway:
 
     def _core(self, file: ConfigFile, life: InstanceLife) -> Core:
         stores, loaded = self._memory.stores(life), self._loads.of(file)
-        return build_core(file, self._using, self.clock, stores, loaded=loaded)
+        return build_core(file, self._loads.using, self.clock, stores, loaded=loaded)
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         life, app = self._instance()
@@ -457,7 +467,7 @@ class Gateway:
 
         app = build_app(
             file,
-            self._using,
+            self._loads.using,
             clock=self.clock,
             stores=self._memory.stores(life),
             verifier=self._callers,
@@ -473,13 +483,11 @@ class Gateway:
         auth = self._file.config.auth
         if auth == "none":
             return LOCAL
-        if self._scopes is not None:
-            return Principal(_ISSUER, "user", "client", frozenset(self._scopes))
-        core = self._core(self._file, InstanceLife())
-        needed = {
-            scope for served in core.serving.catalog.tools.values() for scope in served.tool.scopes
-        }
-        return Principal(_ISSUER, "user", "client", frozenset({*needed, *auth.scopes}))
+        scopes = self._scopes
+        if scopes is None:
+            tools = self._core(self._file, InstanceLife()).serving.catalog.tools.values()
+            scopes = [*auth.scopes, *(scope for served in tools for scope in served.tool.scopes)]
+        return Principal(_ISSUER, "user", "client", frozenset(scopes), claims=self._claims)
 
 
 class _Noting(StepWatch):
@@ -499,12 +507,13 @@ class _Callers:
         self.default = LOCAL
         self._known: dict[str, Principal] = {}
 
-    def add(self, subject: str, scopes: Sequence[str], client_id: str) -> str:
+    def add(
+        self, subject: str, scopes: Sequence[str], client_id: str, claims: Mapping[str, Any]
+    ) -> str:
         """Add a caller and return its token."""
         token = f"{subject}-{len(self._known)}"
-        self._known[token] = dataclasses.replace(
-            self.default, subject=subject, client_id=client_id, scopes=frozenset(scopes)
-        )
+        issuer = self.default.issuer
+        self._known[token] = Principal(issuer, subject, client_id, frozenset(scopes), claims=claims)
         return token
 
     async def principal(

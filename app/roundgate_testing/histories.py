@@ -207,8 +207,9 @@ def _place(entry: Entry) -> Place:
 def _call(history: History, supplied: Given, takes_unasked: bool) -> Call:
     caller = supplied.caller
     if history.principal is not None:
-        issuer, subject, client_id, scopes = history.principal
-        caller = Principal(issuer, subject, client_id, frozenset(scopes))
+        issuer, subject, client_id, scopes, *kept = history.principal
+        claims = kept[0] if kept else {}
+        caller = Principal(issuer, subject, client_id, frozenset(scopes), kept_claims=claims)
     capabilities = ClientCapabilities(history.capabilities, history.substituted)
     return Call(
         principal=caller,

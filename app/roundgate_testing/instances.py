@@ -33,13 +33,15 @@ from roundgate.settings import AuditConfig, Origin, Settings, yaml_file
 from roundgate.storage import Mark, sqlite
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.stored import StoredTasks
-from roundgate.tokens import Key
+from roundgate.tokens import Key, keys
 
 T = TypeVar("T")
 
 Source: TypeAlias = str | Path | ModuleType | Callable[..., Any]
 """A gateway.yaml, a Python file, a module, or a function with a decorator such as `@tool`."""
 
+ORIGIN: Final = "http://127.0.0.1"
+"""The URL of a test's gateway, without the path."""
 _numbers = count()
 _LOOK_S: Final = 0.01
 
@@ -97,8 +99,9 @@ class Loads:
     """The configurations of a test, each loaded once: what dies with an instance is its part of the
     gateway, not the user's modules and the back ends. The audit log is kept nowhere."""
 
-    def __init__(self, using: Settings) -> None:
-        self._using = using
+    def __init__(self) -> None:
+        self.using = Settings(worker="off", state_keys=keys.new_key(), public_url=ORIGIN)
+        """The settings of all instances."""
         self._loaded: list[tuple[ConfigFile, Loaded]] = []
 
     def of(self, file: ConfigFile) -> Loaded:
@@ -110,8 +113,8 @@ class Loads:
         for known, loaded in self._loaded:
             if known is file:
                 return loaded
-        checks.require(checks.problems(file, self._using, has_verifier=True))
-        loaded = load(file, self._using, _make_trail(file.config.audit))
+        checks.require(checks.problems(file, self.using, has_verifier=True))
+        loaded = load(file, self.using, _make_trail(file.config.audit))
         self._loaded.append((file, loaded))
         return loaded
 

@@ -44,9 +44,7 @@ from roundgate.json import fresh
 from roundgate.protocol import ClientCapabilities, Meta, ToolResult
 from roundgate.replay import engine
 from roundgate.runtime.startup import Core, build_core
-from roundgate.settings import Settings
 from roundgate.tasks import tool_result
-from roundgate.tokens import keys
 from roundgate_testing.contexts import AnsweredRun, EventsHere
 from roundgate_testing.instances import InstanceLife, Loads, Memory, Setup, Source, VirtualClock
 
@@ -183,10 +181,9 @@ async def serving(
     """Yield the core of a gateway with a database in memory, until the block ends. The configuration
     is loaded by `loads`, or for this block."""
     memory = Memory(clock)
-    using = Settings(worker="off", state_keys=keys.new_key())
-    own = loads or Loads(using)
+    own = loads or Loads()
     try:
-        yield build_core(file, using, clock, memory.stores(InstanceLife()), loaded=own.of(file))
+        yield build_core(file, own.using, clock, memory.stores(InstanceLife()), loaded=own.of(file))
     finally:
         if loads is None:
             await own.aclose()
@@ -265,10 +262,10 @@ async def findings_elsewhere(
         "arguments": dict(arguments),
         "journal": run.journal.to_json(),
         "principal": [
-            principal.issuer,
-            principal.subject,
-            principal.client_id,
+            *principal.identity,
             sorted(principal.scopes),
+            dict(principal.claims),
+            principal.kept_claims,
         ],
         "capabilities": dict(call.meta.capabilities.declared),
         "client": call.meta.client_info,
@@ -398,9 +395,10 @@ def _read(written: Sequence[str]) -> Source:
 
 
 def _call(facts: Mapping[str, Any], clock: Clock) -> replay.Call:
-    issuer, subject, client_id, scopes = facts["principal"]
+    issuer, subject, client_id, scopes, claims, kept = facts["principal"]
+    granted = frozenset(scopes)
     return replay.Call(
-        principal=Principal(issuer, subject, client_id, frozenset(scopes)),
+        principal=Principal(issuer, subject, client_id, granted, None, claims, kept),
         meta=Meta(ClientCapabilities(facts["capabilities"]), facts["client"], None, None),
         deadline=Deadline(clock, None),
         task_id=facts["task"],

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from roundgate import Context, SyncContext, tool
 from roundgate.errors import Diverged
+from roundgate.settings.sections import TaskMode
 from roundgate_testing import Gateway, crashes
 
 outbox: list[str] = []
@@ -47,6 +48,7 @@ async def order_as_task(ctx: Context, number: int) -> str:
 
 
 GO = {"confirm": {"go": True}}
+AUTH = {"issuer": "https://issuer.test", "jwks_url": "https://issuer.test/keys"}
 
 
 @pytest.mark.parametrize("name", ["order", "order_as_task"])
@@ -232,6 +234,18 @@ async def test_a_restart_gets_the_time_anew() -> None:
 
     async with Gateway(watch) as gateway:
         assert (await gateway.call("watch", crash="everywhere")).value == "over"
+
+
+@pytest.mark.parametrize("task", ["forbidden", "required"])
+async def test_a_handler_that_reads_a_claim_survives(task: TaskMode) -> None:
+    @tool(task=task)
+    async def pay(ctx: Context) -> str:
+        tenants = sorted(ctx.principal.claim("tenant") or ())
+        return str(await ctx.step("pay", send, f"for {tenants}"))
+
+    policy = [{"allow": {"claims": {"tenant": "acme"}}}]
+    async with Gateway(pay, auth=AUTH, policy=policy, claims={"tenant": "acme"}) as gateway:
+        assert (await gateway.call("pay", crash="everywhere")).value == "for ['acme']"
 
 
 async def test_a_version_lets_a_changed_handler_go_on_anywhere() -> None:

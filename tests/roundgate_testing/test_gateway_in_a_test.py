@@ -176,6 +176,15 @@ async def test_callers_have_scopes_and_tasks_of_their_own() -> None:
             await bob.resume(task.id).get()
 
 
+async def test_rules_see_the_claims_of_each_caller() -> None:
+    policy = [{"allow": {"claims": {"role": "clerk"}}}]
+    async with Gateway(ship, auth=AUTH, policy=policy, claims={"role": "clerk"}) as gateway:
+        ann = gateway.client("ann", claims={"role": ["guest", "clerk"]})
+        bob = gateway.client("bob")
+        tools = [len(await client.tools()) for client in (gateway.client(), ann, bob)]
+        assert tools == [1, 1, 0]
+
+
 async def test_whatever_a_client_can_ask_is_answered(tmp_path: Path) -> None:
     async with Gateway(stock) as gateway:
         client = gateway.client(versions=["2025-06-18"])

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, SyncContext, tool
-from roundgate.auth import LOCAL
+from roundgate.auth import LOCAL, Principal
 from roundgate.errors import HistoriesDiverged
 from roundgate.operators.finding import tasks_with_work
 from roundgate.operators.histories import (
@@ -106,12 +106,17 @@ def whole(history: History) -> History:
 
 
 async def record(
-    file: Path, function: Any = None, change: Change = whole, *, asks_only: bool = False
+    file: Path,
+    function: Any = None,
+    change: Change = whole,
+    *,
+    asks_only: bool = False,
+    principal: Principal = LOCAL,
 ) -> Path:
     """A file with the history of one task that waits."""
     shared = Shared(file.with_suffix(".sqlite3"), FixedClock(), TasksConfig())
     shop = shared.workshop(refund=function or handler())
-    ref = await shop.begin("refund", order=7)
+    ref = await shop.begin("refund", order=7, principal=principal)
     await shop.all_turns()
     if not asks_only:
         await shop.answer(ref, confirm=accept(go=True, email=EMAIL))
@@ -194,6 +199,20 @@ async def test_a_departure_is_found_where_it_is(
     (finding,) = caught.value.findings
     assert finding.splitlines()[0].partition(" of refund: ")[2] == reason
     assert RAN == []
+
+
+async def test_a_handler_reads_the_claims_that_its_task_has(tmp_path: Path) -> None:
+    async def refund(ctx: Context, order: int) -> str:
+        tenants = sorted(ctx.principal.claim("tenant") or ())
+        await ctx.step("charge", str, f"{order} of {tenants}")
+        await ctx.sleep(60)
+        return "done"
+
+    ann = Principal("https://issuer.test", "ann", kept_claims={"tenant": ["acme"]})
+    history = await record(tmp_path / "h.jsonl", refund, asks_only=True, principal=ann)
+    async with served(refund) as gateway:
+        (replayed,) = await gateway.replay(history)
+    assert replayed.reached == ["charge", "sleep:sleep"]
 
 
 async def test_it_is_shown_beside_what_is_recorded(history: Path) -> None:

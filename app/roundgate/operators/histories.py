@@ -67,7 +67,7 @@ class History(Struct, frozen=True):
     """Whether values were replaced, so that replays cannot compare the arguments of steps."""
     arguments: Mapping[str, Any] | None = None
     principal: Sequence[Any] | None = None
-    """The issuer, subject, client and scopes."""
+    """The issuer, subject, client and scopes, and the claims that the row has, if any."""
     client_info: Mapping[str, Any] | None = None
     state: Mapping[str, Any] | None = None
 
@@ -123,6 +123,7 @@ def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
             journal.steps[event.key] = replace(event, outcome=replay.MISSED)
     entries = {_place(entry): entry for entry in journal.entries()}
     principal = call.principal
+    kept = [dict(principal.kept_claims)] if principal.kept_claims else []
     return History(
         task=record.ref.id,
         tool=call.tool,
@@ -133,12 +134,7 @@ def history_from_record(record: TaskRecord, work: Work, now_ms: int) -> History:
         substituted=call.substituted,
         journal=[replay.row(entries[place]) for place in places],
         arguments=call.arguments,
-        principal=[
-            principal.issuer,
-            principal.subject,
-            principal.client_id,
-            sorted(principal.scopes),
-        ],
+        principal=[*principal.identity, sorted(principal.scopes), *kept],
         client_info=call.client_info or {},
         state=json.decode(work.state),
     )

@@ -117,12 +117,7 @@ class TaskCall(Struct, frozen=True):
         facts = {
             "tool": self.tool,
             "arguments": dict(self.arguments),
-            "principal": [
-                principal.issuer,
-                principal.subject,
-                principal.client_id,
-                sorted(principal.scopes),
-            ],
+            "principal": [*principal.identity, sorted(principal.scopes)],
             "capabilities": dict(self.capabilities),
             "client_info": self.client_info,
             "origin": dict(self.origin),
