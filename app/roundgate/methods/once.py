@@ -100,7 +100,7 @@ class Once:
         self._view = view
         self._sealer = sealer
         self._clock = clock
-        self._working: set[asyncio.Future[bytes]] = set()
+        self._working: set[asyncio.Future[tuple[bytes, str | None]]] = set()
 
     async def aclose(self) -> None:
         """Wait for rounds whose clients have hung up, so that retries find their outcomes."""
@@ -164,7 +164,10 @@ class Once:
         self._working.add(work)
         work.add_done_callback(self._working.discard)
         context.continued = work
-        return stored_reply(await asyncio.shield(work))
+        outcome, reason = await asyncio.shield(work)
+        reply = stored_reply(outcome)
+        reply.reason = reason  # only for the log, so the row has none
+        return reply
 
     async def _serve_and_record(
         self,
@@ -172,9 +175,12 @@ class Once:
         run: Callable[[], Awaitable[Reply]],
         reserve: Callable[[int], Awaitable[Reserved]],
         forget_ms: int,
-    ) -> bytes:
+    ) -> tuple[bytes, str | None]:
+        """Run the round and store its outcome. Return the outcome, and the reason of a failure."""
+        reason = None
         try:
-            outcome = kept_reply(await run())
+            reply = await run()
+            outcome, reason = kept_reply(reply), reply.reason
         except BackendBusy:
             with suppress(Unavailable):  # without a release, a retry's outcome is unknown
                 await self._once.release(token_id, forget_ms)
@@ -195,7 +201,7 @@ class Once:
             except Unavailable:
                 stored = kept_error(ToolError(_UNKNOWN_OUTCOME))
         await self._once.finish(token_id, stored, forget_ms)
-        return outcome
+        return outcome, reason
 
     async def _earlier_outcome(
         self, token_id: str, record: OnceRecord, answers: str, call: Call

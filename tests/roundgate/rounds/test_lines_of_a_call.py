@@ -150,6 +150,19 @@ async def test_answers_in_words_have_the_name_of_the_tool_that_goes_on(
     assert SECRET not in "".join(lines.text)
 
 
+async def test_the_line_of_an_approved_call_has_the_reason_of_its_failure(lines: LogLines) -> None:
+    @tool(destructive=True)
+    async def shred(disk: str) -> str:
+        raise KeyError(disk)
+
+    asked = {"name": "shred", "arguments": {"disk": SECRET}}
+    async with client(gateway(shred, backend={"approve": "always"})) as mcp:
+        again = retry(asked, await ask(mcp, "tools/call", asked), approve=accept(approve=True))
+        await mcp.post("tools/call", again, clientCapabilities=CAPABILITIES)
+    _, line = calls(lines)
+    assert (line["outcome"], line.get("reason")) == ("tool_error", "KeyError")
+
+
 async def test_a_call_that_is_continued_has_the_name_of_its_tool(
     tmp_path: Path, lines: LogLines
 ) -> None:
