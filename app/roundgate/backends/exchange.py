@@ -291,18 +291,18 @@ async def _start(job: Job) -> Kept:
 async def _started(job: Job) -> dict[str, str]:
     """Start the job and return the values of its variables; raise the errors of `Job.start`, and
     BackendError if the answer lacks a variable."""
-    answer = await job.start()
-    try:
-        values = {
-            name: at_pointer(answer, pointer) for name, pointer in job.config.variables.items()
-        }
-        if None in values.values():
-            raise LookupError
-    except LookupError:
-        raise BackendError(
-            "The service started a job, but its answer lacks the job's variables"
-        ) from None
-    return {name: _text(value) for name, value in values.items()}
+    answer, values = await job.start(), {}
+    for name, pointer in job.config.variables.items():
+        try:
+            if (value := at_pointer(answer, pointer)) is None:
+                raise LookupError
+        except LookupError:
+            raise BackendError(
+                f"The service started a job, but its answer has nothing at {pointer},"
+                f" the job's variable {name}"
+            ) from None
+        values[name] = _text(value)
+    return values
 
 
 async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
@@ -403,7 +403,8 @@ class AnsweredJob(Struct, frozen=True):
             return self._good(answer, "starting the job").value()
         except ParseError:
             raise BackendError(
-                f"The {self.by} started a job, but its answer lacks the job's variables"
+                f"The {self.by} started a job, but its answer is not JSON,"
+                " and the job's variables are members of it"
             ) from None
 
     async def poll(self, values: Values) -> tuple[Any, Kept]:

@@ -266,9 +266,10 @@ def sent_to(url: str) -> bytes:
 
 
 UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
-    "a start without an id": ((answer(b"{}"),), "answer lacks the job's variables"),
-    "a start whose id is null": ((answer(b'{"id":null}'),), "answer lacks the job's variables"),
-    "a start that is no JSON": ((answer(b"started", content_type="text/plain"),), "answer lacks the job's variables"),
+    "a start without an id": ((answer(b"{}"),), "its answer has nothing at /id, the job's variable id"),
+    "a start whose id is null": ((answer(b'{"id":null}'),), "its answer has nothing at /id"),
+    "a start that is no JSON": ((answer(b"started", content_type="text/plain"),), "its answer is not JSON"),
+    "a start with a Location alone": ((answer(b"", "202 Accepted", Location="/jobs/7"),), "its answer is not JSON"),
     "a start that is refused": ((answer(b"{}", "409 Conflict"),), "The service answered 409 Conflict to starting"),
     "a poll without a status": ((STARTED, answer(b'{"state":"done"}')), "has nothing at /status"),
     "a poll that is no JSON": ((STARTED, answer(b"done")), "not JSON"),
