@@ -156,11 +156,12 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _effect(event: str, args: tuple[Any, ...]) -> str | None:
-    """Return a description of an audit event's effect. Return an empty text or `None` if the event
-    has no effect, or if no handler is running outside of a step."""
+    """Return a description of an audit event's effect. Return `None` if the event has no effect or
+    writes the bytecode of a module, or if no handler is running outside of a step."""
     if not isinstance(replay.here.get(), replay.Branch):
         return None
-    return _writing(*args) if event == "open" else _EVENTS.get(event, "").format(*args)
+    effect = _writing(*args) if event == "open" else _EVENTS.get(event, "").format(*args)
+    return effect if effect and "__pycache__" not in effect else None
 
 
 def _writing(path: Any, mode: Any, flags: Any) -> str | None:
@@ -168,7 +169,7 @@ def _writing(path: Any, mode: Any, flags: Any) -> str | None:
     if not writes or not isinstance(path, str | bytes | os.PathLike):
         return None
     name = os.fsdecode(path)
-    return None if "__pycache__" in name or name == os.devnull else f"writes to {name!r}"
+    return None if name == os.devnull else f"writes to {name!r}"
 
 
 # Without replay

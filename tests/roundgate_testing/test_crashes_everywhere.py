@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from datetime import timedelta
@@ -15,6 +16,7 @@ from roundgate import Context, SyncContext, tool
 from roundgate.errors import Diverged
 from roundgate.settings.sections import TaskMode
 from roundgate_testing import Gateway, crashes
+from tests.support.rounds import names_in
 
 outbox: list[str] = []
 
@@ -246,6 +248,21 @@ async def test_a_handler_that_reads_a_claim_survives(task: TaskMode) -> None:
     policy = [{"allow": {"claims": {"tenant": "acme"}}}]
     async with Gateway(pay, auth=AUTH, policy=policy, claims={"tenant": "acme"}) as gateway:
         assert (await gateway.call("pay", crash="everywhere")).value == "for ['acme']"
+
+
+async def test_the_bytecode_of_a_module_is_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool
+    async def late(ctx: Context) -> int:
+        return int(importlib.import_module("imported_by_a_handler").NUMBER)
+
+    (tmp_path / "imported_by_a_handler.py").write_text("NUMBER = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    async with Gateway(late) as gateway:
+        assert (await gateway.call("late", crash="everywhere")).value == 7
+    assert "__pycache__" in names_in(tmp_path)
 
 
 async def test_a_version_lets_a_changed_handler_go_on_anywhere() -> None:
