@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.garbage import kept
+from roundgate.starting import kept
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 APP = Path(__file__).parent.parent / "app"
 
 LAYERS = [
-    {"errors", "background", "clock", "garbage", "version"},
+    {"errors", "background", "clock", "starting", "version"},
     {"json", "aws", "extensions", "net"},
     {"lenient"},
     {"settings", "protocol", "observability"},

@@ -30,7 +30,6 @@ from roundgate.auth import Verifier
 from roundgate.backends.base import ServerState
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
-from roundgate.garbage import kept
 from roundgate.http import (
     GRACE_S,
     BodyBudget,
@@ -55,6 +54,7 @@ from roundgate.observability import tracing
 from roundgate.runtime import checks
 from roundgate.runtime.startup import Loaded, Stores, build_core, read_configuration
 from roundgate.settings import Settings
+from roundgate.starting import kept
 from roundgate.tasks.external import Deliveries
 
 MAX_LEFT_OUT: Final = 20

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from roundgate.garbage import kept
+from roundgate.starting import kept
 
 with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from collections.abc import Container, Iterable, Mapping

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from roundgate.garbage import kept
+from roundgate.starting import kept
 
 with kept():
     import asyncio

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from roundgate.garbage import kept
+from roundgate.starting import kept
 
 with kept():
     import asyncio

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol, TypeAlias
 
-from roundgate.garbage import kept
+from roundgate.starting import kept
 
 with kept():  # collecting garbage among all modules takes 4 % of a cold start
     import asyncio

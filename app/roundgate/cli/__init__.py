@@ -18,9 +18,9 @@ from typing import Final
 from roundgate.cli.arguments import CommandParser
 from roundgate.errors import ConfigError, UsageError
 from roundgate.extensions import entries
-from roundgate.garbage import kept
 from roundgate.observability import escaped
 from roundgate.observability.terminal import adapt
+from roundgate.starting import hold_hangups, kept
 from roundgate.version import VERSION
 
 
@@ -32,8 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if os.getpid() == 1:  # in a container, where the kernel drops unhandled signals to PID 1
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] in (["serve"], ["worker"]):
+        hold_hangups()
     with kept():
-        arguments = parse(sys.argv[1:] if argv is None else argv)
+        arguments = parse(argv)
     for stream in (sys.stdout, sys.stderr):
         adapt(stream)
     try:

@@ -29,14 +29,13 @@ from roundgate.cli.arguments import (
     into_environment,
 )
 from roundgate.errors import UsageError
-from roundgate.garbage import kept
 from roundgate.http import ConnectionMiddleware
 from roundgate.http.connections import Bounds, Connections
 from roundgate.main import build_app, create_app
 from roundgate.runtime import checks
-from roundgate.runtime.reload import terminal_watch
 from roundgate.runtime.startup import read_configuration
 from roundgate.settings import HttpConfig, Settings
+from roundgate.starting import kept, terminal_watch
 
 STARTUP_FAILURE: Final = 3
 """The exit status of uvicorn if the app fails to start."""

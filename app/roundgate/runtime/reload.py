@@ -51,6 +51,7 @@ from roundgate.observability.metrics import Metrics
 from roundgate.runtime import loading
 from roundgate.settings import Origin
 from roundgate.settings.files import Stamp, stamp
+from roundgate.starting import HeldHangup, terminal_watch
 from roundgate.storage import SessionStore
 
 if TYPE_CHECKING:  # loaded only if there is an audit log
@@ -470,7 +471,8 @@ def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> It
     if number is None or threading.current_thread() is not threading.main_thread():
         yield  # on Windows, and in a thread other than the main one, which cannot set handlers
         return
-    is_gone = terminal_watch()
+    before = signal.getsignal(number)
+    is_gone = before.is_gone if isinstance(before, HeldHangup) else terminal_watch()
 
     def handle() -> None:
         if is_gone():
@@ -478,26 +480,11 @@ def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> It
         else:
             action()
 
-    before = signal.getsignal(number)
     loop.add_signal_handler(number, handle)
+    if isinstance(before, HeldHangup) and before.has_come:
+        handle()
     try:
         yield
     finally:
         loop.remove_signal_handler(number)
         signal.signal(number, before)
-
-
-def terminal_watch() -> Callable[[], bool]:
-    """Return a function that returns whether the current terminal has been closed. Under `nohup`,
-    which ignores SIGHUP, and without a terminal, the function always returns False."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or not _has_terminal():
-        return lambda: False
-    return lambda: not _has_terminal()
-
-
-def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True

@@ -416,6 +416,35 @@ if multiprocessing.parent_process() is not None:
             end(server.process)
 
 
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_a_process_that_starts_reloads_once_it_has(
+    environment: dict[str, str], config: Path, tmp_path: Path, command: str
+) -> None:
+    starts, hold = tmp_path / "starts", tmp_path / "hold"
+    hold.touch()
+    tools = config.with_name("tools.py")
+    waits = f"""
+import time
+Path("{starts}").touch()
+while Path("{hold}").exists():
+    time.sleep(0.02)
+"""
+    tools.write_text(tools.read_text().replace("\ncalls = 0\n", f"{waits}\ncalls = 0\n"))
+    log = config.with_suffix(".log")
+    options = ["--port", "0"] if command == "serve" else []
+    process = start([*COMMAND, command, str(config), *options], log, environment)
+    try:
+        wait_until(starts.exists)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        hold.unlink()
+        wait_until(lambda: '"msg":"reloaded /' in log.read_text())
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        end(process)
+
+
 async def test_sighup_loads_again_without_watching(
     environment: dict[str, str], config: Path
 ) -> None:

@@ -68,9 +68,13 @@ def block(ctx: SyncContext, seconds: float) -> str:
 def hold(file: str) -> str:
     """Keeps a thread busy until there is a file."""
     log.info("holding")
+    wait_for(file)
+    return "held"
+
+
+def wait_for(file: str) -> None:
     while not Path(file).exists():
         time.sleep(0.02)
-    return "held"
 
 
 @tool
@@ -100,6 +104,5 @@ async def stand_still(file: str) -> str:
 async def freeze(file: str) -> str:
     """Keeps the event loop busy until there is a file."""
     log.info("freezing", extra={"fields": {"file": file}})
-    while not Path(file).exists():
-        time.sleep(0.02)
+    wait_for(file)
     return "frozen"

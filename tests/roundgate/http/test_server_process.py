@@ -330,19 +330,19 @@ async def test_requests_that_have_arrived_when_the_server_stops_are_answered(
             writer.write(probe)
             assert b" 200 " in await reader.readuntil(b"}")
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-            first, second = str(tmp_path / "first"), str(tmp_path / "second")
+            first, second = tmp_path / "first", tmp_path / "second"
             await Client(http).text("add", {"a": 1, "b": 2})
-            frozen = [asyncio.create_task(Client(http).text("freeze", {"file": first}))]
-            await asyncio.to_thread(server.logged, msg="freezing", file=first)
+            frozen = [asyncio.create_task(Client(http).text("freeze", {"file": str(first)}))]
+            await asyncio.to_thread(server.logged, msg="freezing", file=str(first))
             server.process.send_signal(signal.SIGTERM)
-            frozen.append(asyncio.create_task(Client(http).text("freeze", {"file": second})))
+            frozen.append(asyncio.create_task(Client(http).text("freeze", {"file": str(second)})))
             await asyncio.sleep(0.3)  # the server stops after the second call
-            Path(first).touch()
-            await asyncio.to_thread(server.logged, msg="freezing", file=second)
+            first.touch()
+            await asyncio.to_thread(server.logged, msg="freezing", file=str(second))
             for _, writer in opened:
                 writer.write(probe)
                 await writer.drain()
-            Path(second).touch()
+            second.touch()
             answers = [await reader.read() for reader, _ in opened]
             assert await asyncio.gather(*frozen) == ["frozen", "frozen"]
         for _, writer in opened:
