@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
 from typing import Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Match
 from starlette.types import ASGIApp
@@ -78,18 +80,28 @@ def _load_pages(console: Console, router: APIRouter) -> None:
     not end the gateway or replace a page of the console: a broken one is left out."""
     found = entries("roundgate.pages").values()
     for entry in sorted(found, key=lambda entry: not entry.module.startswith(f"{__package__}.")):
-        cause = None
         try:
-            reason = _add_page(console, router, entry.load())
+            reason = _add_page(console, router, entry, entry.load())
         except Exception as error:
-            cause, reason = error, f"it failed with {type(error).__name__}; the log has the cause"
+            _leave_out(console, entry, _failure(error), error)
+            continue
         if reason:
-            console.left_out.append(f"page {entry.name}: {reason}")
-            fields = {"page": entry.name, "module": entry.module, "error": reason}
-            log.error("cannot load a page of the console", exc_info=cause, extra={"fields": fields})
+            _leave_out(console, entry, reason)
 
 
-def _add_page(console: Console, router: APIRouter, page: object) -> str:
+def _leave_out(
+    console: Console, entry: EntryPoint, reason: str, cause: Exception | None = None
+) -> None:
+    console.left_out.append(f"page {entry.name}: {reason}")
+    fields = {"page": entry.name, "module": entry.module, "error": reason}
+    log.error("cannot load a page of the console", exc_info=cause, extra={"fields": fields})
+
+
+def _failure(error: Exception) -> str:
+    return f"it failed with {type(error).__name__}; the log has the cause"
+
+
+def _add_page(console: Console, router: APIRouter, entry: EntryPoint, page: object) -> str:
     """Add a page and return an empty text, or return the reason why the page is left out."""
     if not isinstance(page, ConsolePage):
         return f"it is no ConsolePage but a {type(page).__name__}"
@@ -98,8 +110,26 @@ def _add_page(console: Console, router: APIRouter, page: object) -> str:
     own = page.make_router(console.of_page(page))
     if not _has_page(own, path):
         return f"its router has no GET {path}"
+    start = own.lifespan_context
+
+    async def check() -> None:
+        if page not in console.pages:
+            raise HTTPException(404)
+
+    @asynccontextmanager
+    async def lifespan(app: object) -> AsyncIterator[Mapping[str, Any]]:
+        async with AsyncExitStack() as stack:
+            state: Mapping[str, Any] | None = None
+            try:
+                state = await stack.enter_async_context(start(app))
+            except Exception as error:
+                console.pages.remove(page)
+                _leave_out(console, entry, _failure(error), error)
+            yield state or {}
+
+    own.lifespan_context = lifespan
     insort(console.pages, page, key=lambda page: (page.place, page.label))
-    router.include_router(own)
+    router.include_router(own, dependencies=[Depends(check)])
     return ""
 
 

@@ -370,6 +370,24 @@ async def test_a_broken_page_of_another_package_is_left_out_and_reported(
     assert record.fields["page"] == "broken"  # type: ignore[attr-defined]
 
 
+async def test_a_page_whose_lifespan_fails_is_left_out_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begins = "async def begin(app):\n    raise OSError('secret')\n    yield\n\n\nPAGE ="
+    broken = FORECAST.replace("router()", "router(asynccontextmanager(begin))")
+    broken = broken.replace("PAGE =", f"from contextlib import asynccontextmanager\n\n{begins}")
+    add_pages(tmp_path, monkeypatch, broken=broken)
+    async with local(hello) as browser:
+        overview = await browser.page()
+        (line,) = (await browser.get("/api/overview")).json()["left_out"]
+        assert (await browser.get("/forecast")).status_code == 404
+        assert (await browser.get("/api/forecast")).status_code == 404
+    assert ">Forecast</a>" not in overview
+    assert line == "page broken: it failed with OSError; the log has the cause"
+    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert record.getMessage() == "cannot load a page of the console"
+
+
 def pages_of_the_console() -> list[ConsolePage]:
     """Return the pages that pyproject.toml names."""
     with (ROOT / "pyproject.toml").open("rb") as file:
