@@ -18,11 +18,11 @@ in the same shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct, ValidationError, convert, field
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from roundgate.errors import InvalidParams, InvalidRequest, MissingCapability
 from roundgate.json import encode
@@ -130,16 +130,32 @@ def validate(model: type[S], params: dict[str, Any]) -> S:
     """Validate the params of a message; return them as a value of their class (`protocol.params`).
 
     Raises:
-        InvalidParams: the message names the first invalid member, without its value.
+        InvalidParams: the message names each invalid member, without its value.
     """
     try:
         return convert(params, model)
+    except (ValidationError, UnicodeEncodeError):
+        problems = "; ".join(_problems(model, params, "params"))
+        raise InvalidParams(f"Invalid params: {problems}") from None
+
+
+def _problems(model: Any, value: Any, place: str) -> Iterator[str]:
+    """Yield a problem for each member of an object that is missing or invalid."""
+    if isinstance(value, dict) and isinstance(model, type) and issubclass(model, Struct):
+        for member in fields(model):
+            name = member.encode_name
+            if name in value:
+                yield from _problems(member.type, value[name], f"{place}.{name}")
+            elif member.required:
+                yield f"{place}: Object missing required field `{name}`"
+        return
+    try:
+        convert(value, model)
     except (ValidationError, UnicodeEncodeError) as error:
         reason, _, path = str(error).partition(" - at `$")
         if reason.startswith("Invalid value"):  # of a member that decides the type of an object
             reason = "Invalid value"
-        place = f"params{path.rstrip('`')}"
-        raise InvalidParams(f"Invalid params: {place[:500]}: {reason[:500]}") from None
+        yield f"{(place + path.rstrip('`'))[:500]}: {reason[:500]}"
 
 
 def result_response(request_id: RequestId, result: bytes) -> bytes:

@@ -134,6 +134,19 @@ def test_a_member_of_the_wrong_shape_is_named(
     assert refusal(model, params).startswith(f"Invalid params: params.{wrong}: ")
 
 
+def test_each_wrong_member_is_named() -> None:
+    assert refusal(CallToolParams, {"arguments": [], "inputResponses": 5}) == (
+        "Invalid params: params.inputResponses: Expected `object | null`, got `int`;"
+        " params: Object missing required field `name`;"
+        " params.arguments: Expected `object | null`, got `array`"
+    )
+    both = {"toolsListChanged": 1, "taskIds": ["t", 1]}
+    assert refusal(ListenParams, {"notifications": both}) == (
+        "Invalid params: params.notifications.toolsListChanged: Expected `bool`, got `int`;"
+        " params.notifications.taskIds[1]: Expected `str`, got `int`"
+    )
+
+
 @pytest.mark.parametrize("kind", ["hunter2", {"hunter2": 1}, ["hunter2"]])
 def test_a_refusal_does_not_repeat_values(kind: Any) -> None:
     assert "hunter2" not in refusal(ListParams, {"cursor": {"secret": kind}})
