@@ -25,6 +25,8 @@ class RoundgateError(Exception):
 
     failed_step: str | None = None
     """The key of the step that failed, if the engine raised the error for a step."""
+    reference: str | None = None
+    """The reference of the error in the log, if it has been logged."""
 
 
 class GatewayError(RoundgateError):
@@ -359,7 +361,7 @@ class InternalError(GatewayError):
         super().__init__(
             f"Internal error{suffix}; the server's log has the details under reference {reference}"
         )
-        self.reference = reference
+        self.reference: str = reference
 
 
 # Failures of tools: results with `isError`, which the model reads

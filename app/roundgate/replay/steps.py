@@ -420,6 +420,8 @@ def _recorded_value(
         # a step's own ToolError is meant for the caller, not for the operator
         if not (isinstance(entry, Raised) and entry.told):
             error.failed_step = entry.key
+        if isinstance(entry, Raised):
+            error.reference = entry.reference
         raise error
     conversion = find_conversion(function)
     if conversion is None:

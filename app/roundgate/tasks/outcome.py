@@ -25,6 +25,7 @@ from roundgate.errors import (
     Draining,
     GatewayError,
     ProtocolError,
+    RoundgateError,
     ServerRefused,
     StateTooLarge,
     TaskTimeout,
@@ -154,8 +155,10 @@ def tell_refused(rule: str, principal: Principal, metrics: Metrics) -> None:
 
 
 def log_failure(what: str, error: Exception, clock: Clock) -> str:
-    """Log an error with its traceback. Return its reference in the log."""
-    reference = clock.new_id()
+    """Log an error with its traceback. Return its reference in the log, which a step's error has from
+    the line of the step."""
+    known = error.reference if isinstance(error, RoundgateError) else None
+    reference = known or clock.new_id()
     log.error("%s failed", what, exc_info=error, extra={"fields": {"reference": reference}})
     return reference
 

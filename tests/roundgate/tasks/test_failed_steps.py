@@ -236,6 +236,17 @@ async def test_a_task_tells_its_operator_why_and_when_its_step_failed(
     assert SECRET not in out, "gateway.yaml has no console.show_values"
 
 
+async def test_the_caller_gets_the_reference_of_the_step_that_failed(
+    tmp_path: Path, lines: LogLines
+) -> None:
+    async with tasked(tmp_path, *TOOLS) as ann:
+        task = await ann.get(await failed_order(ann))
+    (step,) = lines.of("a step failed")
+    (tool,) = lines.of("tool order failed")
+    assert tool["reference"] == step["reference"]
+    assert task["result"]["content"][0]["text"].endswith(f"under reference {step['reference']}")
+
+
 async def test_a_task_between_two_attempts_tells_its_last_failure(shared: Shared) -> None:
     async def stubborn(ctx: Context) -> None:
         await ctx.step("charge", broken, retries=3, backoff=3_600)
