@@ -112,7 +112,8 @@ async def test_a_page_says_why_a_step_failed_and_where_the_log_says_more(
             assert failure.get("text") == ("4111 1111 1111 1111" if shows else None)
             assert facts["created"] <= failure["at"] <= facts["changed"]
             lines = [line for line in caplog.records if failure["reference"] in str(vars(line))]
-            assert [line.getMessage() for line in lines] == ["a step failed"]
+            messages = ["a step failed", "tool refund failed"]
+            assert [line.getMessage() for line in lines] == messages
             page = await gateway.browser.page(f"/tasks/{task}")
             assert f"grep -e {failure['reference']} LOG" in page
             assert ("4111" in page) is shows
