@@ -450,12 +450,11 @@ class BoundedConnection(asyncio.Protocol):
     # the ends of a connection
 
     def close(self) -> None:
-        """Close the connection after writing all data; linger if the client may be sending."""
-        has_arrived = self._request is not None and self._request.has_arrived
-        if has_arrived or self._transport.is_closing():
-            self._transport.close()
-        else:
+        """Close the connection after writing all data; linger if the client is still sending."""
+        if self._request is not None and not self._request.has_arrived:
             self._linger()
+        else:
+            self._transport.close()
 
     def refuse(self, error: TransportError | Unavailable) -> None:
         """Answer in place of the app and read no more. Abort if a request is being served."""
