@@ -267,10 +267,14 @@ class Link:
         finally:
             await response.close()
 
-    async def through(self, work: Coroutine[Any, Any, T], listener: Listener) -> T:
+    async def through(
+        self, work: Coroutine[Any, Any, T], listener: Listener, *, leaves_task: bool = False
+    ) -> T:
         """Return the result of `work`, which sends several requests to an older server. Meanwhile,
-        `listener` answers all questions on the session's stream."""
+        `listener` answers all questions on the session's stream. If `work` `leaves_task` running at
+        the server, also wait for the answers to the questions so far: nobody else would give them."""
         request = OlderRequest(self, listener, None)
+        work = request.with_answers(work) if leaves_task else work
         return await request.until_done(work, self.session_stream.standing)
 
     def open_session(self, session_id: str | None) -> None:
@@ -593,6 +597,13 @@ class OlderRequest:
             among.remove(self)
             if self._answering:
                 await cancelled(*self._answering)
+
+    async def with_answers(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work` once all questions so far are answered."""
+        result = await work
+        if self._answering:
+            await asyncio.wait(self._answering)
+        return result
 
     def detach(self, open_ids: Collection[str | int]) -> Position | None:
         """See `Link.detach`."""

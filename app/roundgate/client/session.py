@@ -364,7 +364,7 @@ class Client:
                 )
             work = connection.drive(flow, listener, options.answers, options.on_task)
             if is_older_task:
-                work = self._link.through(work, listener)
+                work = self._link.through(work, listener, leaves_task=detach)
             try:
                 return await within(work, options.timeout_s, name)
             except RpcError as error:

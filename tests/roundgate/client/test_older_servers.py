@@ -790,6 +790,31 @@ async def test_such_a_task_is_handed_over_and_waited_for(support: str) -> None:
         assert (await task.wait()).text == "dug"
 
 
+async def test_a_person_answers_what_such_a_task_asks_while_its_call_ends() -> None:
+    is_asked = asyncio.Event()
+
+    class AsksAtOnce(WithTasks):
+        def __call__(self, asked: Asked) -> Any:
+            began = super().__call__(asked)
+            return self._after(began) if asked.rpc == "tools/call" else began
+
+        async def _after(self, began: bytes) -> bytes:
+            await asyncio.wait_for(is_asked.wait(), 60)
+            return began
+
+    async def person(question: Question) -> dict[str, Any]:
+        is_asked.set()
+        await asyncio.sleep(0.2)
+        return {"ok": True}
+
+    async with (
+        scripted(AsksAtOnce()) as server,
+        asyncio.timeout(60),
+        Client(server.url, answers=person) as client,
+    ):
+        assert (await (await client.start("t")).wait()).text == "dug"
+
+
 async def test_a_tool_that_may_be_a_task_is_none_where_the_caller_waits() -> None:
     async with scripted(WithTasks(support="optional")) as server, Client(server.url) as client:
         assert (await client.call("t")).text == "at once"
