@@ -1085,7 +1085,8 @@ async def test_a_checkpoint_that_was_cut_off_may_be_tried_again(store: StoredTas
             await asyncio.sleep(0)
         cut.cancel()
         await asyncio.wait([cut])
-        await store.write(lease, events.Checkpoint(added=Added([b"%d" % n])), NOW)
+        if cut.cancelled():  # on a busy machine a write may end before
+            await store.write(lease, events.Checkpoint(added=Added([b"%d" % n])), NOW)
     assert list((await take_over(store)).journal) == [b"%d" % n for n in range(12)]
 
 
