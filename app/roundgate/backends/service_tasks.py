@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from roundgate.auth import Principal
 from roundgate.errors import BackendError
-from roundgate.json import bounded_number, encode
+from roundgate.json import bounded_integer, encode
 from roundgate.protocol import NEWEST, REQUIRED, Status, TaskView, without_none
 from roundgate.replay import MAX_STATUS_CHARS, AnyContext, Url, call_of, form_schema
 
@@ -105,9 +105,10 @@ def _ms(moment: str) -> int:
 
 
 def _duration_ms(value: Any, most: int) -> int | None:
-    """Return a duration of at most `most` milliseconds, or `None` if the value is no number."""
-    duration_ms = bounded_number(value)
-    return None if duration_ms is None else int(min(max(0, duration_ms), most))
+    """Return a duration of at most `most` milliseconds; `None` for a missing value, and for one
+    beyond 64 bits."""
+    duration_ms = None if value is None else bounded_integer(int(value))
+    return None if duration_ms is None else min(max(0, duration_ms), most)
 
 
 def _text(value: Any, most: int) -> str:

@@ -38,7 +38,7 @@ _MAX_PAIRS: Final = 100_000
 _COPIES_PER_ERROR: Final = 40
 """The number of values that can be copied in the time that one error takes."""
 _CHARS_PER_COPY: Final = 100
-_ALTERNATIVES_PER_ERROR: Final = 4
+_ALTERNATIVES_PER_ERROR: Final = 8
 """The number of alternatives of a union that can be listed in the time that one error takes."""
 
 _SAME: Final = ("not", "if", "then", "else")

@@ -328,6 +328,8 @@ async def test_a_source_that_is_not_served_any_more_is_to_be_asked_again_later(
         {"createdAt": "yesterday"},
         {"createdAt": "2026-01-01T00:00:00"},
         {"lastUpdatedAt": 5},
+        {"ttlMs": "for ever"},
+        {"ttlMs": float("inf")},
         {"taskId": 7},
         {"taskId": "x" * 600},
         {"status": "input_required", "inputRequests": {"who": {"method": "shell/run"}}},
