@@ -271,8 +271,14 @@ class Link:
         self, work: Coroutine[Any, Any, T], listener: Listener, *, leaves_task: bool = False
     ) -> T:
         """Return the result of `work`, which sends several requests to an older server. Meanwhile,
-        `listener` answers all questions on the session's stream. If `work` `leaves_task` running at
-        the server, also wait for the answers to the questions so far: nobody else would give them."""
+        `listener` answers all questions on the session's stream.
+
+        Args:
+            work: the coroutine that sends the requests.
+            listener: answers the questions.
+            leaves_task: whether the result is a task that still runs. Its questions so far are
+                answered first, because a later request does not get them.
+        """
         request = OlderRequest(self, listener, None)
         work = request.with_answers(work) if leaves_task else work
         return await request.until_done(work, self.session_stream.standing)

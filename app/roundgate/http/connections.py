@@ -560,6 +560,7 @@ class _StockProtocol(HttpToolsProtocol):
         self.headers = []
 
     def shutdown(self) -> None:
+        """End the connection once it is idle, after the requests that have arrived."""
         self.loop.call_later(LAST_REQUEST_S, super().shutdown)
 
 

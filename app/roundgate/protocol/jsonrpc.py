@@ -135,7 +135,7 @@ def validate(model: type[S], params: dict[str, Any]) -> S:
     try:
         return convert(params, model)
     except (ValidationError, UnicodeEncodeError):
-        problems = "; ".join(_problems(model, params, "params"))
+        problems = "; ".join(_problems(model, params, "params")) or "params: Invalid value"
         raise InvalidParams(f"Invalid params: {problems}") from None
 
 

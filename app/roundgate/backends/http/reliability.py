@@ -66,7 +66,7 @@ class Attempts:
         )
 
     def pause_reason(self) -> str | None:
-        """Return `Breaker.pause`, or `None` without a breaker."""
+        """Return `Breaker.pause_reason`, or `None` without a breaker."""
         return None if self._breaker is None else self._breaker.pause_reason()
 
     async def send(

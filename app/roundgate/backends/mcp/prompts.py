@@ -62,7 +62,9 @@ def _getter(name: str, requests: ServerRequests, uris: Uris) -> GetPrompt:
         params: Json = {"name": name, "arguments": arguments}
         raw = await requests.send(context, "get", "prompts/get", params)
         messages: Any = raw.get("messages")
-        if not is_object_list(messages) or not is_object_list([m.get("content") for m in messages]):
+        if not is_object_list(messages) or not is_object_list(
+            [each.get("content") for each in messages]
+        ):
             raise UnexpectedAnswer(f"{requests.server.name} answered with a malformed prompt")
         with_uris = [{**each, "content": uris.in_block(each["content"])} for each in messages]
         wire = {key: value for key, value in without_hop(raw).items() if key != "resultType"}
