@@ -24,11 +24,7 @@ from typing import Any, Final, TypeAlias
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from roundgate_aws.stack.functions import (
-    EnvironmentPool,
-    PayloadTooLarge,
-    Throttled,
-)
+from roundgate_aws.stack.functions import EnvironmentPool, PayloadTooLarge, Throttled
 from roundgate_aws.stack.runtime_api import InvocationFailed
 
 INTEGRATION_S: Final = 30

@@ -13,10 +13,11 @@ import asyncio
 import base64
 import json
 import math
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -104,42 +105,45 @@ class RuntimeApi:
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[Streamed] = asyncio.Queue()
         self._running: dict[str, Streamed] = {}
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._is_closed = False
         self.init_error: Mapping[str, Any] | None = None
 
     async def start(self) -> str:
         """Listen on a free port; return the value of AWS_LAMBDA_RUNTIME_API."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()
+        # not `asyncio.start_server`, which leaves a connection open that it accepts while it closes
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+        host, port = self._listener.getsockname()
         return f"{host}:{port}"
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
-        self._is_closed = True
-        if self._server is not None:
-            self._server.close()
+        loop = asyncio.get_running_loop()
+        if self._listener is not None:
+            loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
         for connection in self._connections:
-            connection.cancel()
+            loop.call_soon(connection.cancel)  # after its first step, which takes the socket
 
     def invoke(self, streamed: Streamed) -> Streamed:
         """Queue an invocation, and return it."""
         self._waiting.put_nowait(streamed)
         return streamed
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        if self._is_closed:  # the connection was accepted just before
-            task.cancel()
-        try:
-            with suppress(OSError, h11.RemoteProtocolError, asyncio.CancelledError):
+    def _accept(self, listener: socket.socket) -> None:
+        accepted, _ = listener.accept()
+        connection = asyncio.create_task(self._serve(accepted))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        with suppress(OSError, h11.RemoteProtocolError, asyncio.CancelledError):
+            reader, writer = await asyncio.open_connection(sock=accepted)
+            with closing(writer):
                 await self._exchange(_Connection(reader, writer))
-        finally:
-            self._connections.discard(task)
-            writer.close()
 
     async def _exchange(self, connection: _Connection) -> None:
         request = await connection.event()

@@ -8,9 +8,10 @@ import base64
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -326,6 +327,22 @@ async def test_a_response_that_lambda_does_not_read_is_broken_off(
         with pytest.raises(InvocationFailed) as failed:
             await whole(streamed)
         assert failed.value.report["errorType"] == "Runtime.TruncatedResponse"
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_runtime_api_that_ends_closes_connections_that_are_just_accepted(
+    turns: int,
+) -> None:
+    """A function asks for its next event while its environment ends."""
+    api = RuntimeApi()
+    host, port = (await api.start()).split(":")
+    with socket.create_connection((host, int(port))) as client:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        api.close()
+        client.settimeout(WAIT_S)
+        with suppress(ConnectionResetError):  # before it was accepted
+            assert await asyncio.to_thread(client.recv, 1) == b""
 
 
 async def test_the_app_knows_how_long_the_invocation_may_take() -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def patient(stack: Deployed) -> AsyncIterator[Client]:
     """A client of gateways with the time of deployed ones: megabytes take seconds on a busy
     machine."""
-    deployment = replace(stack.stack.deployment, times=replace(TIMES, gateway_s=29, api_s=30))
+    deployment = replace(stack.stack.deployment, times=replace(TIMES, gateway_s=29))
     with closing(deployment.gateways(1, "Patient")) as pool:
         async with to_api(deployment, pool) as http:
             one = Client(http)
