@@ -19,6 +19,7 @@ from roundgate.tokens.keys import parse
 from tests.support import root_logger, wire
 from tests.support.asgi import STATE_KEY, Client, built, client, config_file, gateway
 from tests.support.functions import EVERYTHING, add
+from tests.support.scripted import serving
 from tests.support.telemetry import recorded
 
 
@@ -128,21 +129,14 @@ async def test_the_back_ends_are_closed_when_the_app_ends() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
         await reader.read()
         closed.set()
-        writer.close()
 
-    service = await asyncio.start_server(serve, "127.0.0.1", 0)
-    host, port = service.sockets[0].getsockname()
     get = {"name": "get", "description": "Gets.", "path": "/"}
-    app = gateway(
-        backends=[
-            {"kind": "http", "name": "s", "base_url": f"http://{host}:{port}", "tools": [get]}
-        ]
-    )
-    async with app.router.lifespan_context(app), client(app) as mcp:
-        assert await mcp.text("s__get") == "hi"
-        assert not closed.is_set()
-    await asyncio.wait_for(closed.wait(), 60)
-    service.close()
+    async with serving(serve) as url:
+        app = gateway(backends=[{"kind": "http", "name": "s", "base_url": url, "tools": [get]}])
+        async with app.router.lifespan_context(app), client(app) as mcp:
+            assert await mcp.text("s__get") == "hi"
+            assert not closed.is_set()
+        await asyncio.wait_for(closed.wait(), 60)
 
 
 async def test_two_apps_in_one_process_share_nothing() -> None:

@@ -28,6 +28,7 @@ from roundgate_aws.machine import reserved_port
 from tests.chaos.fleet import ROOT
 from tests.chaos.hostile import call, request
 from tests.chaos.orders import table
+from tests.support.listening import listening
 
 DESCRIPTORS = 256
 MEMORY_MB = 512
@@ -187,18 +188,12 @@ async def hostile_service() -> AsyncIterator[int]:
     }
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n" + answers[head.split()[1]])
-            await writer.drain()
-        except (OSError, EOFError, asyncio.CancelledError):
-            pass  # the gateway has had enough, or the run is over
-        finally:
-            writer.close()
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n" + answers[head.split()[1]])
+        await writer.drain()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+    async with listening(serve) as port:
+        yield port
 
 
 def configuration(directory: Path, service_port: int) -> Path:

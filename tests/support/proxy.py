@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from enum import Enum, auto
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
 from roundgate_aws.machine import reserved_port
+from tests.support.listening import listening
 
 
 class Way(Enum):
@@ -41,8 +42,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._way = Way.OPEN
         self._opened = asyncio.Event()
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._listening: AsyncExitStack | None = None
         self._held = reserved_port()  # or another process gets it while nothing listens
         self._port = 0
 
@@ -68,7 +68,6 @@ class Proxy:
         trace: TracebackType | None,
     ) -> None:
         self._do(self._turn(Way.SHUT))
-        self._do(_all_over())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -79,29 +78,25 @@ class Proxy:
 
     async def _turn(self, way: Way) -> None:
         if way is Way.SHUT:
-            if self._server is not None:
-                self._server.close()
-                self._server = None
-            for writer in self._writers:
-                writer.transport.abort()
-        elif self._server is None:
-            self._server = await asyncio.start_server(
-                self._connected, "127.0.0.1", self._port, backlog=1_000
-            )
+            if self._listening is not None:
+                await self._listening.aclose()
+                self._listening = None
+        elif self._listening is None:
+            self._listening = AsyncExitStack()
+            connections = listening(self._connected, port=self._port, backlog=1_000)
+            await self._listening.enter_async_context(connections)
         self._opened.clear() if way is Way.SILENT else self._opened.set()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        await self._opened.wait()
+        far_reader, far_writer = await asyncio.open_connection(*self._target)
         try:
-            await self._opened.wait()
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-            self._writers.add(far_writer)
-            try:
-                await _first_of(self._carry(reader, far_writer), self._carry(far_reader, writer))
-            finally:
-                _end(self._writers, far_writer)
+            await _first_of(self._carry(reader, far_writer), self._carry(far_reader, writer))
+        except asyncio.CancelledError:  # the connection ends, with what is still to be sent
+            far_writer.transport.abort()
+            raise
         finally:
-            _end(self._writers, writer)
+            far_writer.close()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Each piece arrives `latency_s` after it was sent, however many are on their way."""
@@ -134,15 +129,3 @@ async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
             task.cancel()
         with suppress(OSError):
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _end(writers: set[asyncio.StreamWriter], writer: asyncio.StreamWriter) -> None:
-    writers.discard(writer)
-    writer.close()
-
-
-async def _all_over() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,10 +7,12 @@ import asyncio
 import inspect
 import json
 import ssl
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.support.listening import Converse, listening
 
 Reply = bytes | AsyncGenerator[bytes, None] | None
 
@@ -61,7 +63,6 @@ class Scripted:
 
 
 Script = Callable[[Asked], Any]
-Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
@@ -69,47 +70,28 @@ async def scripted(
     script: Script, tls: ssl.SSLContext | None = None
 ) -> AsyncGenerator[Scripted, None]:
     """Serve what `script` returns for each request: bytes, pieces of bytes, or `None` to close the connection."""
-    open_: set[asyncio.Task[None]] = set()
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        current = asyncio.current_task()
-        assert current is not None
-        open_.add(current)
-        try:
-            while (asked := await _read(reader)) is not None:
-                server.asked.append(asked)
-                reply: Any = script(asked)
-                if inspect.isawaitable(reply):
-                    reply = await reply
-                if reply is None:
-                    break
-                if isinstance(reply, bytes):
-                    writer.write(reply)
-                else:
-                    async with aclosing(reply) as pieces:
-                        async for piece in pieces:
-                            writer.write(piece)
-                            await writer.drain()
-                    break
-                await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass  # the client hung up
-        except asyncio.CancelledError:
-            pass  # the test is over; asyncio's streams would log it as an error
-        finally:
-            writer.close()
-            open_.discard(current)
+        while (asked := await _read(reader)) is not None:
+            server.asked.append(asked)
+            reply: Any = script(asked)
+            if inspect.isawaitable(reply):
+                reply = await reply
+            if reply is None:
+                break
+            if isinstance(reply, bytes):
+                writer.write(reply)
+            else:
+                async with aclosing(reply) as pieces:
+                    async for piece in pieces:
+                        writer.write(piece)
+                        await writer.drain()
+                break
+            await writer.drain()
 
-    listening = await asyncio.start_server(converse, "127.0.0.1", 0, ssl=tls)
-    port = listening.sockets[0].getsockname()[1]
-    server = Scripted(port, scheme="http" if tls is None else "https")
-    try:
+    async with listening(converse, tls) as port:
+        server = Scripted(port, scheme="http" if tls is None else "https")
         yield server
-    finally:
-        listening.close()
-        for task in list(open_):
-            task.cancel()
-        await asyncio.gather(*open_, return_exceptions=True)
 
 
 async def _read(reader: asyncio.StreamReader) -> Asked | None:
@@ -189,21 +171,5 @@ def modern(call: Script, tools: list[dict[str, Any]] | None = None) -> Script:
 @asynccontextmanager
 async def serving(converse: Converse, tls: ssl.SSLContext | None = None) -> AsyncGenerator[str]:
     """Yield the URL of a server that treats each connection with `converse`."""
-
-    conversations: set[asyncio.Task[None]] = set()
-
-    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        current = asyncio.current_task()
-        assert current is not None
-        conversations.add(current)
-        with suppress(asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
-            await converse(reader, writer)
-        writer.transport.abort()
-
-    server = await asyncio.start_server(guarded, "127.0.0.1", 0, ssl=tls)
-    async with server:
-        scheme = "http" if tls is None else "https"
-        yield f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        for conversation in conversations:
-            conversation.cancel()
-        await asyncio.gather(*conversations, return_exceptions=True)
+    async with listening(converse, tls) as port:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}/"

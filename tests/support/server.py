@@ -118,7 +118,7 @@ def end(process: subprocess.Popen[bytes] | Forked) -> None:
 
 def wait_until_it_answers(server: Server) -> None:
     """Wait until the server answers to a probe."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     with httpx.Client(
         base_url=server.url, timeout=5, verify=False
     ) as http:  # to read certificates takes 40 ms

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from roundgate.settings.process import Settings
 from tests.support.asgi import Client, built, client, config_of
+from tests.support.listening import listening
 
 
 @asynccontextmanager
@@ -84,11 +85,8 @@ class Service:
         try:
             while await self._one(reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the gateway has hung up
         finally:
             self.open_connections -= 1
-            writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         self.requests.append(await reader.readuntil(b"\r\n\r\n"))
@@ -114,25 +112,3 @@ async def service(
     told.scheme = "http" if tls is None else "https"
     async with listening(told.serve, tls) as told.port:
         yield told
-
-
-@asynccontextmanager
-async def listening(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
-    tls: ssl.SSLContext | None = None,
-) -> AsyncIterator[int]:
-    """Yield the port at which connections are served; the open ones are cut at the end."""
-    connections: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(asyncio.ensure_future(serve(reader, writer)))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-        await server.wait_closed()

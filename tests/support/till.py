@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from tests.support.services import listening
+from tests.support.listening import listening
 
 
 @dataclass
@@ -39,13 +39,8 @@ class Till:
         await asyncio.wait_for(self._charged.wait(), 60)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while await self._one(reader, writer):
-                pass
-        except (asyncio.IncompleteReadError, ConnectionError):
+        while await self._one(reader, writer):
             pass
-        finally:
-            writer.close()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()

@@ -16,6 +16,7 @@ import pytest
 from roundgate.client import Client, Limits
 from roundgate.errors import BadAnswer, ConnectionLost, TimedOut
 from tests.support.authority import Authority
+from tests.support.listening import listening
 from tests.support.scripted import http, modern, result, scripted, text
 
 HERE = modern(lambda asked: result(asked, text("in private")))
@@ -106,9 +107,7 @@ async def test_a_server_without_tls_is_said_so() -> None:
             await writer.wait_closed()
         over.set()
 
-    listening = await asyncio.start_server(plain, "127.0.0.1", 0)
-    async with listening:
-        port = listening.sockets[0].getsockname()[1]
+    async with listening(plain) as port:
         with pytest.raises(ConnectionLost, match="No secure connection"):
             await called(f"https://127.0.0.1:{port}/mcp")
         await asyncio.wait_for(over.wait(), 60)
@@ -130,9 +129,7 @@ async def test_a_handshake_that_does_not_go_on_ends_in_time() -> None:
         await writer.wait_closed()
         over.set()
 
-    listening = await asyncio.start_server(silent, "127.0.0.1", 0)
-    async with listening:
-        port = listening.sockets[0].getsockname()[1]
+    async with listening(silent) as port:
         with pytest.raises(TimedOut, match="connect_s"):
             await called(f"https://127.0.0.1:{port}/mcp", limits=Limits(connect_s=0.5))
         await asyncio.wait_for(over.wait(), 60)

@@ -13,6 +13,7 @@ import pytest
 
 from roundgate.net.http import PooledTransport, make_client, read_url
 from roundgate.net.request import WireRequest
+from tests.support.listening import listening
 from tests.support.scripted import serving
 
 PATIENCE_S = 60
@@ -39,11 +40,11 @@ class Service:
         self.made += 1
         self.open += 1
         self.most_open = max(self.most_open, self.open)
-        with suppress(asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
+        try:
             while await self._answer(reader, writer):
                 pass
-        self.open -= 1
-        writer.close()
+        finally:
+            self.open -= 1
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -62,13 +63,8 @@ class Service:
 @asynccontextmanager
 async def running() -> AsyncGenerator[Service, None]:
     service = Service()
-    server = await asyncio.start_server(service.converse, "127.0.0.1", 0)
-    service.port = server.sockets[0].getsockname()[1]
-    try:
+    async with listening(service.converse) as service.port:
         yield service
-    finally:
-        service.may_answer.set()
-        server.close()
 
 
 async def until(is_so: Callable[[], bool]) -> None:

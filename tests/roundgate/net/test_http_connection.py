@@ -17,7 +17,8 @@ from roundgate.net.connection import MAX_HEAD_BYTES, HttpAnswer, HttpConnection,
 from roundgate.net.http import PooledTransport, make_client, read_url, trust_store
 from roundgate.net.request import WireRequest
 from tests.support.authority import Authority
-from tests.support.scripted import Converse, serving
+from tests.support.listening import Converse
+from tests.support.scripted import serving
 
 PATIENCE_S = 60
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,19 +121,16 @@ def test_tls_records_behind_an_answer_that_fills_a_read_reach_no_other_request(
     whole = answer_of_size(2 * READ - 8 * TLS_OVERHEAD)  # in eight records
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            answers = iter([[answer(b"first")], [whole, FORGED]])
-            while await reader.readuntil(b"\r\n\r\n"):
-                writer.writelines(next(answers, [answer(b"late")]))
-                await writer.drain()
-        writer.close()
+        answers = iter([[answer(b"first")], [whole, FORGED]])
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.writelines(next(answers, [answer(b"late")]))
+            await writer.drain()
 
     async def check() -> None:
-        server = await asyncio.start_server(
-            converse, "127.0.0.1", 0, ssl=authority.server("service", "127.0.0.1")
-        )
-        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, make_client(tls=authority.trusting(), max_connections=1) as client:
+        async with (
+            serving(converse, authority.server("service", "127.0.0.1")) as url,
+            make_client(tls=authority.trusting(), max_connections=1) as client,
+        ):
             for _ in range(6):
                 assert (await client.get(url)).content != b"forged"
 
@@ -192,21 +188,18 @@ async def test_an_answer_in_a_tls_record_of_its_own_reaches_no_other_request(
     asked: list[str] = []
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while head := await reader.readuntil(b"\r\n\r\n"):
-                target = head.split(b" ")[1]
-                asked.append(target.decode())
-                writer.writelines([answer(target), FORGED])  # one segment with two records
-                await writer.drain()
-        writer.close()
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            target = head.split(b" ")[1]
+            asked.append(target.decode())
+            writer.writelines([answer(target), FORGED])  # one segment with two records
+            await writer.drain()
 
-    server = await asyncio.start_server(
-        converse, "127.0.0.1", 0, ssl=authority.server("service", "127.0.0.1")
-    )
-    origin = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, make_client(tls=authority.trusting(), max_connections=1) as client:
+    async with (
+        serving(converse, authority.server("service", "127.0.0.1")) as url,
+        make_client(tls=authority.trusting(), max_connections=1) as client,
+    ):
         for number in range(3):
-            assert (await client.get(f"{origin}/{number}")).text == f"/{number}"
+            assert (await client.get(f"{url}{number}")).text == f"/{number}"
     assert asked == ["/0", "/1", "/2"]
 
 
@@ -217,12 +210,12 @@ async def test_a_cancelled_tls_handshake_closes_its_connection(tmp_path: Path) -
         while await reader.read(65_536):  # without an answer
             asked.set()
         ended.set()
-        writer.close()
 
-    server = await asyncio.start_server(converse, "127.0.0.1", 0)
-    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, make_client(tls=Authority(tmp_path).trusting(), timeout_s=60) as client:
-        call = asyncio.create_task(client.get(url))
+    async with (
+        serving(converse) as url,
+        make_client(tls=Authority(tmp_path).trusting(), timeout_s=60) as client,
+    ):
+        call = asyncio.create_task(client.get(url.replace("http:", "https:")))
         await asked.wait()
         call.cancel()
         async with asyncio.timeout(60):
@@ -256,12 +249,10 @@ async def test_an_invalid_tls_record_is_an_error_of_httpx(tmp_path: Path) -> Non
         os.write(raw.fileno(), record)
         raw.close()
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(
-        converse, "127.0.0.1", 0, ssl=authority.server("service", "127.0.0.1")
-    )
-    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, make_client(tls=authority.trusting(), timeout_s=60) as client:
+    async with (
+        serving(converse, authority.server("service", "127.0.0.1")) as url,
+        make_client(tls=authority.trusting(), timeout_s=60) as client,
+    ):
         with pytest.raises(httpx.ReadError, match=r"(?i)\bmac\b"):
             await client.get(url)

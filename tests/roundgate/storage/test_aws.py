@@ -16,6 +16,7 @@ from roundgate.errors import Unavailable
 from roundgate.storage import sqs
 from roundgate.storage.sqs import SqsQueue
 from roundgate.storage.tasks import TaskRef
+from tests.support.scripted import serving
 
 pytest.importorskip("boto3")
 
@@ -34,26 +35,18 @@ class Silent:
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            self.requests += 1
-            self.heard.set()
-            await reader.read()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+        await reader.readuntil(b"\r\n\r\n")
+        self.requests += 1
+        self.heard.set()
+        await reader.read()
 
 
 @asynccontextmanager
 async def silent() -> AsyncIterator[Silent]:
     service = Silent("")
-    server = await asyncio.start_server(service.take, "127.0.0.1", 0)
-    service.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with serving(service.take) as url:
+        service.url = url.rstrip("/")
         yield service
-    finally:
-        server.close()
 
 
 @pytest.fixture
