@@ -401,8 +401,8 @@ class BackendError(ToolError):
 
 
 class BackendBusy(BackendError):
-    """The calls of a back end or tool are at its limits, and no place became free in time. The call
-    was not made. A task waits for a place without a worker."""
+    """The calls of a back end or tool are at its limits and no place became free in time, or its
+    circuit breaker is open. Nothing was sent. A task tries again later, without a worker."""
 
 
 class FunctionAway(BackendError):

@@ -22,6 +22,7 @@ from roundgate.backends.dialogue import Kept
 from roundgate.backends.http.messages import ServiceAnswer
 from roundgate.background import detached
 from roundgate.errors import (
+    BackendBusy,
     BackendError,
     CleanedUp,
     FunctionAway,
@@ -284,6 +285,8 @@ async def _start(job: Job) -> Kept:
         return {"values": await _started(job)}
     except NotNow as error:
         return _failed(error, is_left=True)
+    except BackendBusy:  # not recorded: the start was not sent
+        raise
     except BackendError as error:
         return _failed(error)
 

@@ -130,7 +130,7 @@ class Once:
             Unavailable: another process is serving the same retry, longer than the call's deadline;
                 or a store cannot be reached.
             ToolError: an earlier attempt ended without a known outcome.
-            BackendBusy: the round got no place at its back end; a retry may run it.
+            BackendBusy: nothing was sent to the back end; a retry may run the round.
         """
         once_id = round_.once_id
         if once_id is None:

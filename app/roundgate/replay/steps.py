@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from roundgate.aio import Threads, in_own_context
 from roundgate.clock import iso
 from roundgate.errors import (
+    BackendBusy,
     NondeterminismError,
     NotJson,
     OutcomeUnknown,
@@ -276,6 +277,11 @@ async def _record(
 ) -> Entry:
     if isinstance(entry, Raised):
         now_ms = run.clock.now_ms()
+        if isinstance(error, BackendBusy) and (run.steps_run == 1 or run.checkpointer is not None):
+            # the step has done nothing, so a later run may begin it
+            await record(run, Tried(entry.key, attempt, now_ms, entry.what))
+            run.fail(error)
+            raise Suspend
         if run.call.task_id is not None:  # nobody looks up an ordinary call
             entry = replace(entry, at_ms=now_ms, reference=run.clock.new_id())
         try:

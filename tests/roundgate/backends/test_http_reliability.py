@@ -5,9 +5,11 @@ import asyncio
 import gzip
 import logging
 import socket
-from contextlib import ExitStack, closing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager, closing
 from email.utils import formatdate
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -18,8 +20,12 @@ from roundgate.backends.http.messages import ServiceAnswer
 from roundgate.backends.http.reliability import Breaker, retry_after_s
 from roundgate.backends.http.service import no_answer
 from roundgate.errors import DOUBT, BackendError, NoAnswer
+from roundgate.methods.rounds import IDEMPOTENCY_KEY
+from tests.support.asgi import Client
 from tests.support.clocks import FixedClock, SkippingClock
-from tests.support.services import answer, gateway_to, service
+from tests.support.rounds import CAPABILITIES, accept, ask, retry
+from tests.support.services import Service, answer, gateway_to, service
+from tests.support.task_client import TaskClient
 from tests.support.till import till
 
 QUICK = {"pause_s": 0.01}
@@ -231,11 +237,9 @@ async def test_a_breaker_opens_lets_one_through_and_heals_or_opens_again() -> No
 
 
 async def test_a_service_that_is_away_is_left_alone_and_heals(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, skipping: SkippingClock
 ) -> None:
     caplog.set_level(logging.INFO, "roundgate.backends")
-    clock = SkippingClock()
-    monkeypatch.setattr(reliability, "Clock", lambda: clock)
     breaker = {"failures": 2, "pause_s": 60}
     async with service(AWAY, CUT, AWAY, GOOD) as told:
         port = told.port
@@ -245,10 +249,10 @@ async def test_a_service_that_is_away_is_left_alone_and_heals(
             text = await gate.text("tool")
             assert text.startswith("api is paused: its service has failed 2 times in a row")
             assert len(told.requests) == 2
-            clock.skip(61)
+            skipping.skip(61)
             await gate.call("tool")  # the one that is tried
             assert "is paused" in await gate.text("tool")
-            clock.skip(61)
+            skipping.skip(61)
             assert [await gate.text("tool") for _ in range(3)] == ["good"] * 3
     records = [record for record in caplog.records if record.name == "roundgate.backends"]
     assert [record.getMessage() for record in records] == [
@@ -256,6 +260,95 @@ async def test_a_service_that_is_away_is_left_alone_and_heals(
         "requests to a host are resumed",
     ]
     assert records[0].fields["host"] == f"127.0.0.1:{port}"  # type: ignore[attr-defined]
+
+
+PAUSING: dict[str, Any] = {"breaker": {"failures": 1, "pause_s": 60}}
+DONE = answer(b'{"id":"j","status":"done"}')
+JOB = {"job": {"poll": "/j/{id}", "succeeded": ["done"], "failed": ["no"]}}
+
+
+@pytest.fixture
+def skipping(monkeypatch: pytest.MonkeyPatch) -> SkippingClock:
+    """The clock of the breakers."""
+    clock = SkippingClock()
+    monkeypatch.setattr(reliability, "Clock", lambda: clock)
+    return clock
+
+
+@asynccontextmanager
+async def repeated(
+    told: Service, by: str, tool: dict[str, Any], **backend: Any
+) -> AsyncIterator[tuple[Client, Callable[[], Awaitable[str]]]]:
+    """A gateway, and a function that sends the same call of a `once` tool again."""
+    override = {"tool": {"approve": "always"} if by == "approval" else {}}
+    declared, other = {**POST, "once": True, **tool}, {"name": "other"}
+    gateway = gateway_to(told.url, declared, other, override=override, **PAUSING, **backend)
+    async with gateway as gate:
+        meta: dict[str, Any] = {"clientCapabilities": CAPABILITIES}
+        params: dict[str, Any] = {"name": "tool", "arguments": {"a": "1"}}
+        if by == "approval":
+            asked = await ask(gate, "tools/call", params)
+            params = retry(params, asked, approve=accept(approve=True))
+        else:
+            meta[IDEMPOTENCY_KEY] = str(uuid4())  # tests share a store
+
+        async def send() -> str:
+            result = await gate.result("tools/call", params, **meta)
+            return str(result["content"][0]["text"])
+
+        yield gate, send
+
+
+@pytest.mark.parametrize("tool", [{}, {"interactive": True}, JOB], ids=["plain", "asks", "job"])
+@pytest.mark.parametrize("by", ["approval", "key"])
+async def test_a_call_of_which_nothing_was_sent_during_a_pause_runs_after_it(
+    by: str, tool: dict[str, Any], skipping: SkippingClock
+) -> None:
+    async with service(AWAY, DONE) as told, repeated(told, by, tool) as (gate, send):
+        await gate.call("other")
+        for _ in range(2):
+            assert (await send()).startswith("api is paused")
+        skipping.skip(61)
+        assert ["done" in await send() for _ in range(3)] == [True] * 3
+        assert told.request_lines.count("POST / HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("failure", [AWAY, CUT])
+async def test_a_call_of_which_an_attempt_was_sent_before_a_pause_does_not_run_again(
+    failure: bytes, skipping: SkippingClock
+) -> None:
+    tool = {"idempotent": True}
+    async with (
+        service(failure, DONE) as told,
+        repeated(told, "key", tool, retry=QUICK) as (_, send),
+    ):
+        first = await send()
+        assert first.startswith("api is paused")
+        skipping.skip(61)
+        assert await send() == first
+        assert len(told.requests) == 1
+
+
+@pytest.mark.parametrize("tool", [{}, {"interactive": True}, JOB], ids=["plain", "asks", "job"])
+async def test_a_task_waits_for_the_end_of_a_pause(
+    tool: dict[str, Any], skipping: SkippingClock
+) -> None:
+    declared = {**POST, "task": "required", **tool}
+    async with (
+        service(AWAY, DONE) as told,
+        gateway_to(told.url, declared, {"name": "other"}, **PAUSING) as gate,
+    ):
+        await gate.call("other")
+        ann = TaskClient(gate)
+        task_id = await ann.begin("tool", a="1")
+        async with asyncio.timeout(30):
+            while "statusMessage" not in (task := await ann.get(task_id)):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert task["statusMessage"] == "Waiting for a place at its back end"
+        assert len(told.requests) == 1
+        skipping.skip(61)
+        assert "done" in await ann.text(task_id)
+        assert told.request_lines.count("POST / HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize("status", ["400 Bad", "401 No", "404 No", "429 Slow", "500 Oops"])

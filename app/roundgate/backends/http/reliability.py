@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from roundgate.backends.http.config import BreakerConfig, RemoteConfig, RetryConfig
 from roundgate.backends.http.messages import with_doubt
 from roundgate.clock import Clock, Deadline
-from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
+from roundgate.errors import BackendBusy, BackendError, NoAnswer, UnexpectedAnswer
 from roundgate.net.request import DEFAULT_PORTS
 from roundgate.observability.metrics import Metrics
 
@@ -90,17 +90,21 @@ class Attempts:
             prepare: called before each attempt, unless the breaker is open.
 
         Raises:
-            BackendError: the breaker is open, or the last attempt raised it. See `with_doubt`.
+            BackendBusy: the breaker is open, and no attempt was sent.
+            BackendError: the breaker opened after an attempt, or the last attempt raised it. See
+                `with_doubt`.
         """
         if self._config.attempts > 1:
             within = self._clock.deadline(self._config.within_s * 1000)
             deadlines = [within] if deadline is None else [deadline, within]
-        is_unclear = False  # whether an earlier attempt may have taken effect
+        is_sent = False  # whether an earlier attempt reached the service, or may have
+        is_unclear = False  # whether it may have taken effect
         try:
             for attempt in range(1, self._config.attempts):
                 try:
                     answer = await self._attempt(once, prepare)
                 except NoAnswer as error:
+                    is_sent = is_sent or error.reached
                     is_unclear = is_unclear or error.reached
                     pause_s = self._pause_s(attempt, None)
                     is_safe = is_repeatable or not error.reached
@@ -108,6 +112,7 @@ class Attempts:
                         raise
                     reason = error.reason
                 else:
+                    is_sent = True
                     is_under_way = answer.status == UNDER_WAY and attempt > 1 and has_key
                     if not is_under_way and not (is_repeatable and answer.status in PASSING):
                         return answer
@@ -121,9 +126,11 @@ class Attempts:
                 await self._clock.sleep(pause_s)
             return await self._attempt(once, prepare)
         except BackendError as error:
+            is_late = is_sent and isinstance(error, BackendBusy)
+            failure = BackendError(str(error)) if is_late else error
             if has_key or not is_repeatable:
-                with_doubt(error, is_unclear=is_unclear)
-            raise
+                with_doubt(failure, is_unclear=is_unclear)
+            raise failure from error.__cause__
 
     async def _attempt(
         self,
@@ -189,14 +196,14 @@ class Breaker:
         return f"requests to {self._host} {state}: {self._reason}"
 
     def check(self) -> None:
-        """Raise BackendError while the breaker is open, or half open with a request under way. The
+        """Raise BackendBusy while the breaker is open, or half open with a request under way. The
         error states the reason and when to retry."""
         if self._retry_ms is None:
             return
         left_ms = self._retry_ms - self._clock.monotonic_ms()
         if left_ms > 0 or self._is_tried:
             again = f"in {ceil(left_ms / 1000)} s" if left_ms > 0 else "in a moment"
-            raise BackendError(
+            raise BackendBusy(
                 f"{self._backend} is paused: its service has failed {self._failures} times in a row,"
                 f" last because {self._reason}; try again {again}"
             )
@@ -205,7 +212,8 @@ class Breaker:
         """Send a request and count its outcome, unless the breaker opens or closes meanwhile.
 
         Raises:
-            BackendError: the breaker is open, or `send` raised it.
+            BackendBusy: the breaker is open.
+            BackendError: `send` raised it.
         """
         self.check()
         self._is_tried = self._retry_ms is not None

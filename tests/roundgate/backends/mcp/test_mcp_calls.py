@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import calls
 from roundgate.protocol.apps import DECLARED
 from tests.support import wire
-from tests.support.asgi import Exchange
+from tests.support.asgi import Client, Exchange
 from tests.support.asgi import client as client_of
-from tests.support.clocks import pass_time
+from tests.support.clocks import SkippingClock, pass_time
+from tests.support.rounds import CAPABILITIES, accept, ask, retry, valid_input_required
 from tests.support.scripted import (
     STREAM_HEAD,
     Asked,
@@ -26,6 +29,8 @@ from tests.support.scripted import (
     scripted,
     text,
 )
+from tests.support.task_client import DECLARED as TASKS
+from tests.support.task_client import TaskClient, valid_created
 from tests.support.upstreams import Upstream, app_of, gateway_of, tool, until
 
 META = "io.modelcontextprotocol/"
@@ -296,6 +301,97 @@ async def test_a_breaker_leaves_a_server_alone() -> None:
         (pause,) = app.state.core.serving.now.pause_reasons()["up"]
         assert "are paused: it answered 503" in pause
         assert server.methods().count("tools/call") == 2
+
+
+@asynccontextmanager
+async def pausing(
+    script: Callable[[Asked], Any], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Scripted, Client, SkippingClock]]:
+    """A gateway that pauses calls to its server after one failure, and whose calls are approved."""
+    clock = SkippingClock()
+    monkeypatch.setattr(mcp_backend, "Clock", lambda: clock)
+    upstream = Upstream(script, [tool("t"), tool("fails", annotations={"readOnlyHint": True})])
+    settings = {"breaker": {"failures": 1, "pause_s": 60}, "approve": "destructive"}
+    async with scripted(upstream) as server:
+        one = entry(server, **settings, override={"t": {"task": "optional"}})
+        async with gateway_of(one) as mcp:
+            yield server, mcp, clock
+
+
+async def approved(mcp: Client) -> Callable[[], Coroutine[Any, Any, str]]:
+    """A function that sends the approved call again."""
+    params = {"name": "up__t", "arguments": {}}
+    again = retry(params, await ask(mcp, "tools/call", params), approve=accept(approve=True))
+
+    async def send() -> str:
+        done = await mcp.result("tools/call", again, clientCapabilities=CAPABILITIES)
+        return str(done["content"][0]["text"])
+
+    return send
+
+
+def failing(asked: Asked) -> Any:
+    return http(503) if asked.params["name"] == "fails" else result(asked, text("done"))
+
+
+async def test_an_approved_call_that_a_pause_kept_from_its_server_may_be_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pausing(failing, monkeypatch) as (server, mcp, clock):
+        send = await approved(mcp)
+        await mcp.call("up__fails")
+        for _ in range(2):
+            assert (await send()).startswith("up is paused")
+        clock.skip(61)
+        assert [await send() for _ in range(2)] == ["done"] * 2
+    assert [one.params["name"] for one in server.asked if one.rpc == "tools/call"] == ["fails", "t"]
+
+
+async def test_an_approved_call_of_which_one_request_was_sent_is_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_answer = asyncio.Event()
+
+    async def shedding(asked: Asked) -> Any:
+        if asked.params["name"] == "t":
+            await may_answer.wait()
+            return result(asked, {"resultType": "input_required", "requestState": "s"})
+        return http(503)
+
+    async with pausing(shedding, monkeypatch) as (server, mcp, clock):
+        send = await approved(mcp)
+        first = asyncio.create_task(send())
+        await until(1, lambda: _count(server, "t"))
+        await mcp.call("up__fails")
+        may_answer.set()
+        assert (await first).startswith("up is paused")
+        clock.skip(61)
+        assert await send() == await first
+        assert await _count(server, "t") == 1
+
+
+async def _count(server: Scripted, name: str) -> int:
+    return [one.params.get("name") for one in server.asked if one.rpc == "tools/call"].count(name)
+
+
+async def test_an_approved_task_waits_for_the_end_of_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pausing(failing, monkeypatch) as (server, mcp, clock):
+        ann = TaskClient(mcp, {**TASKS, **CAPABILITIES})
+        params = {"name": "up__t", "arguments": {}}
+        asked = valid_input_required((await ann.send("tools/call", params)).json())
+        await mcp.call("up__fails")
+        again = retry(params, asked, approve=accept(approve=True))
+        task_id = valid_created((await ann.send("tools/call", again)).json())["taskId"]
+
+        async def message() -> Any:
+            return (await ann.get(task_id)).get("statusMessage")
+
+        await until("Waiting for a place at its back end", message)
+        clock.skip(61)
+        assert await ann.text(task_id) == "done"
+        assert await _count(server, "t") == 1
 
 
 async def test_a_server_that_notifies_without_end_ends_in_an_error(
