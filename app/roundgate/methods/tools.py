@@ -200,8 +200,11 @@ class ToolMethods:
             reply = await self._run(served, round_, call, is_valid)
             outcome = reply.label
             return reply
+        except BackendBusy:
+            outcome = ""  # nothing ran, so a retry may run the round
+            raise
         finally:
-            if self._trail is not None:
+            if self._trail is not None and outcome:
                 ids = {"call": round_.correlation.call_id, "round": round_.number}
                 self._trail.record("ran", {**ids, "outcome": outcome})
 

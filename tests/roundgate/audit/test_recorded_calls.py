@@ -19,6 +19,7 @@ from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, ToolError
 from roundgate.json import encode
 from roundgate.main import build_app
+from roundgate.methods.rounds import IDEMPOTENCY_KEY
 from roundgate.settings.process import Settings
 from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import queue
@@ -166,6 +167,35 @@ async def test_an_approval_is_recorded_with_its_caller_and_runs_once(
     assert [record["outcome"] for record in records(directory, "ran")][1:] == [outcome]
     assert [record["outcome"] for record in records(directory, "ended")][1:] == [outcome] * 2
     assert SECRET not in text(directory)
+
+
+async def test_a_round_that_got_no_place_is_not_recorded_as_run(tmp_path: Path) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    @tool(once=True)
+    async def order(ctx: Context) -> str:
+        begun.set()
+        await may_end.wait()
+        return "ordered"
+
+    sections = {
+        "audit": audited(tmp_path),
+        "backend": {"limits": {"concurrent": 1, "wait_s": 0.01}},
+    }
+    async with tasked(tmp_path, order, **sections) as ann:
+
+        async def send(key: str) -> str:
+            meta: dict[str, Any] = {IDEMPOTENCY_KEY: key}
+            result = await ann.mcp.result("tools/call", {"name": "order", "arguments": {}}, **meta)
+            return str(result["content"][0]["text"])
+
+        first = asyncio.create_task(send("first"))
+        await begun.wait()
+        assert "is busy" in await send("second")
+        may_end.set()
+        assert [await first, await send("second")] == ["ordered"] * 2
+    outcomes = [record["outcome"] for record in records(tmp_path / "audit", "ran")]
+    assert outcomes == ["ok", "ok"]
 
 
 async def test_a_call_through_search_has_the_tool_that_runs(tmp_path: Path) -> None:
