@@ -1,13 +1,17 @@
-"""A server on a socket for tests that write bytes themselves."""
+"""Servers on sockets of this machine: of bytes that a test writes itself, and of an app in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
 
 Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
@@ -51,12 +55,24 @@ async def listening(
         finally:
             loop.remove_reader(listener)
             listener.close()
-            await asyncio.sleep(
-                0
-            )  # a task that is cancelled before it begins leaves its socket open
+            await asyncio.sleep(0)  # a task that is cancelled earlier would not close its socket
             for each in connections:
                 each.cancel()
-            await asyncio.gather(*connections)
+            await asyncio.gather(*connections, return_exceptions=True)
             for writer in writers:
                 writer.transport.abort()
             await asyncio.sleep(0)  # transports close their sockets in the next turn
+
+
+@contextmanager
+def served_in_a_thread(app: ASGIApp, **config: Any) -> Iterator[str]:
+    """Yield the URL of an app; uvicorn answers requests that arrive before it has started."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, **config))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

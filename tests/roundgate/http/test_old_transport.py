@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from mcp import MCPError
 from mcp.client.session import ClientSession
 from mcp.client.sse import sse_client
@@ -20,28 +14,13 @@ from roundgate.http import routes
 from roundgate.settings.process import Settings
 from tests.support.asgi import gateway
 from tests.support.functions import EVERYTHING
+from tests.support.listening import served_in_a_thread
 
 SAYS = "use Streamable HTTP at /mcp"
 
 
-@contextmanager
-def served(app: FastAPI) -> Iterator[str]:
-    """The URL of an app on a socket."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_config=None, lifespan="off")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(60)
-
-
 async def test_the_official_client_of_that_transport_shows_the_sentence() -> None:
-    with served(gateway(*EVERYTHING)) as url:
+    with served_in_a_thread(gateway(*EVERYTHING), log_config=None, lifespan="off") as url:
         async with sse_client(f"{url}/sse") as (read, write), ClientSession(read, write) as session:
             with pytest.raises(MCPError, match=SAYS):
                 await session.initialize()

@@ -3,7 +3,6 @@ unions, security, dependencies."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
 from enum import StrEnum
@@ -13,7 +12,6 @@ from typing import Annotated, Any, Literal
 import httpx
 import pytest
 import pytest_asyncio
-import uvicorn
 from fastapi import (
     Cookie,
     Depends,
@@ -29,8 +27,8 @@ from fastapi import (
 from fastapi.security import APIKeyHeader, HTTPBearer, OAuth2PasswordBearer
 from pydantic import BaseModel, Field
 
-from roundgate_aws.machine import reserved_port
 from tests.support.asgi import Client
+from tests.support.listening import served_in_a_thread
 from tests.support.openapi import file_of, gateway_of
 
 KEY = "key-of-the-test"
@@ -150,16 +148,8 @@ def cancel(number: int) -> None:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """Where the application is served."""
-    with reserved_port() as port:
-        server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        while not server.started:
-            thread.join(0.02)
-            assert thread.is_alive()
-        yield f"http://127.0.0.1:{port}"
-        server.should_exit = True
-        thread.join()
+    with served_in_a_thread(app, log_level="warning") as address:
+        yield address
 
 
 @pytest_asyncio.fixture
