@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -84,7 +85,7 @@ class Files:
 
     def mark(self, line: bytes) -> None:
         """Append a checkpoint to the file that all chains share."""
-        file = os.open(self._directory / HEADS, _FLAGS, 0o600)
+        file = _open(self._directory / HEADS)
         prefix, self._is_mark_torn = b"\n" if self._is_mark_torn else b"", True
         try:
             _write_all(file, prefix + line)
@@ -116,7 +117,7 @@ class Files:
     def _begin_file(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = f"{self._chain}.{self._part + 1:04d}.jsonl"
-        file = os.open(self._directory / name, _FLAGS | os.O_EXCL, 0o600)
+        file = _open(self._directory / name, os.O_EXCL)
         if self._file is not None:
             if self._is_durable:
                 self.flusher()()
@@ -128,6 +129,17 @@ class Files:
         assert self._file is not None
         os.ftruncate(self._file, self._size)
         self._is_torn = False
+
+
+def _open(path: Path, flags: int = 0) -> int:
+    """Open a file for appending. A file that root makes gets the owner of its directory: a gateway under
+    that user reads the records of root's commands, and appends to the same checkpoints."""
+    file = os.open(path, _FLAGS | flags, 0o600)
+    if os.geteuid() == 0:
+        with suppress(OSError):  # in a container, the owner may have no id
+            owner = path.parent.stat()
+            os.fchown(file, owner.st_uid, owner.st_gid)
+    return file
 
 
 class StandardOutput:

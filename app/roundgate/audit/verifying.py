@@ -13,6 +13,7 @@ write another history.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -82,11 +83,13 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 
     Raises:
         UsageError: a path does not exist.
+        OSError: a directory cannot be read.
     """
     files: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            files += sorted(file for file in path.glob("*.jsonl") if file.name != HEADS)
+        if path.is_dir():  # `glob` would return nothing from a directory that it cannot read
+            names = sorted(name for name in os.listdir(path) if name.endswith(".jsonl"))
+            files += [path / name for name in names if name != HEADS]
         elif path.is_file():
             files.append(path)
         else:

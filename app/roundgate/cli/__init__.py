@@ -27,8 +27,8 @@ from roundgate.version import VERSION
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    In addition to the command's own: 1 for an invalid configuration, 2 for wrong usage, 130 after
-    Ctrl-C, 141 if the reader of standard output closed it.
+    In addition to the command's own: 1 for an invalid configuration or a file that cannot be read or
+    written, 2 for wrong usage, 130 after Ctrl-C, 141 if the reader of standard output closed it.
     """
     if os.getpid() == 1:  # in a container, where the kernel drops unhandled signals to PID 1
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader closed the pipe, as in `roundgate list URL | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:  # of a file, or of standard output on a full disk
+        print(f"roundgate {arguments.command}: {escaped(str(error))}", file=sys.stderr)
+        return 1
     return status
 
 

@@ -161,7 +161,13 @@ def add_config(command: argparse.ArgumentParser) -> None:
 
 def add_config_option(action: argparse.ArgumentParser, content: str) -> None:
     about = f"gateway.yaml {content} (default: as for serve)"
-    action.add_argument("--config", type=Path, metavar="FILE", help=about)
+    action.add_argument("--config", type=_existing, metavar="FILE", help=about)
+
+
+def _existing(text: str) -> Path:
+    if not (path := Path(text)).exists():
+        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    return path
 
 
 def add_log(command: argparse.ArgumentParser) -> None:

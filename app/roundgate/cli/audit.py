@@ -24,7 +24,7 @@ from roundgate.audit.verifying import (
 from roundgate.cli.arguments import Commands, add_config_option, command, configuration_file, flag
 from roundgate.cli.output import say, show_json
 from roundgate.config import ConfigFile
-from roundgate.errors import ParseError, UsageError
+from roundgate.errors import ConfigError, ParseError, UsageError
 from roundgate.json import decode
 from roundgate.runtime.audit_log import audit_directory, make_digests
 from roundgate.settings import AuditConfig
@@ -65,8 +65,13 @@ def add_audit_paths(action: argparse.ArgumentParser) -> None:
 
 def _verify(arguments: argparse.Namespace) -> int:
     paths = _paths(arguments)
-    checkpoints = checkpoints_of(paths, arguments.anchors)
-    report = verify(lines_of(files_of(paths)), checkpoints, is_mixed=arguments.mixed)
+    try:
+        checkpoints = checkpoints_of(paths, arguments.anchors)
+        report = verify(lines_of(files_of(paths)), checkpoints, is_mixed=arguments.mixed)
+    except OSError as error:  # status 1 would mean that the log was changed
+        raise UsageError(str(error)) from None
+    if not report.records and not report.problems:
+        raise UsageError(f"there are no records in {', '.join(map(str, paths))}")
     for problem in report.problems:
         say(problem)
     if report.more_problems:
@@ -134,7 +139,9 @@ def _paths(arguments: argparse.Namespace) -> Sequence[Path]:
 
 def _configured(arguments: argparse.Namespace) -> tuple[ConfigFile, AuditConfig]:
     path = configuration_file(arguments.config)
-    file = config.inspect(path, placeholder="").file
-    if file is None or file.config.audit is None:
+    inspected = config.inspect(path, placeholder="")
+    if (file := inspected.file) is None:
+        raise ConfigError(inspected.problems)
+    if file.config.audit is None:
         raise UsageError(f"{path} has no section audit: name the files, or pass --config")
     return file, file.config.audit

@@ -38,7 +38,7 @@ from roundgate.cli.output import say, show_json, show_table, show_text
 from roundgate.client import Progress
 from roundgate.clock import Clock, iso, span
 from roundgate.config import ConfigFile
-from roundgate.errors import NotRetryable, ParseError, Unavailable
+from roundgate.errors import ConfigError, NotRetryable, ParseError, Unavailable
 from roundgate.json import encode
 from roundgate.operators import ACTIONS, Act, Acted, TaskControl
 from roundgate.operators.continuing import StepDone, steps_done
@@ -192,7 +192,7 @@ def run(arguments: argparse.Namespace) -> int:
     not exist or the store cannot be reached.
 
     Raises:
-        ConfigError: a setting in the environment is invalid.
+        ConfigError: a setting in the environment is invalid, or an act cannot be recorded.
     """
     clock = Clock()
     file = configuration_file(arguments.config)
@@ -212,19 +212,29 @@ def run(arguments: argparse.Namespace) -> int:
     stores = make_stores(using, clock, tasks.shards, trail=trail)
     try:
         return asyncio.run(_run(arguments, gateway, stores, clock))
-    except (Unavailable, OSError) as error:
-        reason = f": {error.__cause__}" if error.__cause__ is not None else ""
-        say(f"{error}{reason}", to=sys.stderr)
+    except Unavailable as error:
+        reason = "" if error.__cause__ is None else str(error.__cause__)
+        say(str(error) if reason in str(error) else f"{error}: {reason}", to=sys.stderr)
         return 1
 
 
 def _configuration(using: Settings, action: str) -> ConfigFile | None:
     """Return the gateway.yaml, if the action needs it and it can be read. A search reads every shard
-    of the DynamoDB index, acts are recorded in the audit log, and `show` may show values."""
-    has_shards = using.store_kind.has_shards
-    if not using.config.is_file() or not (has_shards or action in (*ACTIONS, "show")):
+    of the DynamoDB index, acts are recorded in the audit log, and `show` may show values.
+
+    Raises:
+        ConfigError: the gateway.yaml does not say whether an act has to be recorded.
+    """
+    has_shards, is_act = using.store_kind.has_shards, action in ACTIONS
+    is_named = is_act and "GATEWAY_CONFIG" in os.environ
+    if not (using.config.is_file() or is_named) or not (has_shards or is_act or action == "show"):
         return None
-    file = config.inspect(using.config, placeholder=PLACEHOLDER).file
+    inspected = config.inspect(using.config, placeholder=PLACEHOLDER)
+    file = inspected.file
+    if is_act and (
+        file is None or any(each.path.startswith("audit") for each in inspected.problems)
+    ):
+        raise ConfigError(inspected.problems)
     if file is None and has_shards:
         say(
             f"{using.config} cannot be read, so the default of tasks.shards,"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -390,3 +391,16 @@ async def test_digests_hide_values_and_names_are_short(tmp_path: Path) -> None:
     assert (len(key), answer["action"]) == (200, "accept")
     assert len(second["answers"]) == 101
     assert second["answers"]["…"] == {"more": 900}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_the_files_of_a_command_of_root_belong_to_the_owner_of_the_directory(
+    tmp_path: Path,
+) -> None:
+    os.chown(tmp_path, 65534, 65533)  # of the gateway
+    sink = Files(tmp_path, "chain", 1_000, is_durable=False)
+    sink.write(b"{}\n")
+    sink.mark(b"{}\n")
+    sink.close()
+    owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in tmp_path.iterdir()}
+    assert owners == dict.fromkeys(("chain.0001.jsonl", "heads.jsonl"), (65534, 65533))

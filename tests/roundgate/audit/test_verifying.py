@@ -4,16 +4,17 @@ is missing at the end."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.audit.records import FIRST, ChainCheckpoint, hash_of
-from roundgate.audit.verifying import Line, Report, records_of_call, verify
+from roundgate.audit.verifying import Line, Report, files_of, records_of_call, verify
 from roundgate.json import encode
 from tests.support.command import roundgate
 
@@ -265,3 +266,32 @@ def test_the_command_names_what_does_not_exist(tmp_path: Path) -> None:
     assert done.status == 2
     assert "has no section audit" in done.err
     assert roundgate("audit", "show", "none", stored(tmp_path / "audit", chain())).status == 1
+
+
+def test_a_verification_that_reads_no_record_is_no_success(tmp_path: Path) -> None:
+    directory = stored(tmp_path / "audit", chain())
+    done = roundgate("audit", "verify", directory, "--anchors", tmp_path / "none")
+    assert (done.status, done.out) == (2, "")  # 1 would mean that the log was changed
+    assert f"No such file or directory: '{tmp_path / 'none'}'" in done.err
+    assert "Traceback" not in done.err
+    (tmp_path / "empty").mkdir()
+    done = roundgate("audit", "verify", tmp_path / "empty")
+    assert (done.status, done.out) == (2, "")
+    assert f"there are no records in {tmp_path / 'empty'}" in done.err
+    done = roundgate("audit", "verify", "--config", tmp_path / "typo.yaml")
+    assert done.status == 2
+    assert f"{tmp_path / 'typo.yaml'} does not exist" in done.err
+
+
+def test_a_directory_that_cannot_be_read_is_not_an_empty_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = stored(tmp_path / "audit", chain())
+
+    def scandir(path: Path) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", scandir)  # whatever the user of this test may read
+    monkeypatch.setattr(os, "listdir", scandir)
+    with pytest.raises(PermissionError):
+        files_of([directory])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -181,6 +182,35 @@ def test_who_has_read_enough_is_no_error(tmp_path: Path) -> None:
         said = process.stderr.read()
         process.wait(120)
     assert (process.returncode, said) == (141, b"")
+
+
+def tasks_listed_into(sink: int, directory: Path) -> tuple[int, str]:
+    """The exit status of `roundgate tasks list`, and what it says on standard error."""
+    (directory / "gateway.sqlite3").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "roundgate.cli", "tasks", "list"],
+        env={**os.environ, "GATEWAY_STORE": f"sqlite:///{directory}/gateway.sqlite3"},
+        stdout=sink,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    os.close(sink)
+    return done.returncode, done.stderr
+
+
+def test_a_list_of_tasks_whose_reader_has_read_enough_is_no_error(tmp_path: Path) -> None:
+    source, sink = os.pipe()
+    os.close(source)  # as `roundgate tasks list | head -1` does after the first line
+    assert tasks_listed_into(sink, tmp_path) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, of Linux")
+def test_a_full_disk_below_standard_output_is_a_sentence(tmp_path: Path) -> None:
+    sink = os.open("/dev/full", os.O_WRONLY)
+    said = (1, "roundgate tasks: [Errno 28] No space left on device\n")
+    assert tasks_listed_into(sink, tmp_path) == said
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])

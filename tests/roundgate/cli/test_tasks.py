@@ -32,6 +32,7 @@ from roundgate.storage.sqlite import SqliteDatabase, SqliteTasks
 from roundgate.tasks import events
 from roundgate.tasks.events import Decision, Event, NewTask
 from roundgate.tasks.stored import StoredTasks
+from tests.support.audit import records
 from tests.support.command import roundgate
 from tests.support.dynamodb import Emulator
 from tests.support.jobs import JOBS, Name
@@ -562,6 +563,35 @@ def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_pat
         assert (ran.status, ran.out) == (1, "")
         assert ran.err
         assert "Traceback" not in ran.err
+
+
+async def test_an_act_that_cannot_be_recorded_is_refused(
+    tmp_path: Path, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tasked(tmp_path, *JOBS, works=False) as idle:
+        task = ref(await idle.begin("dig"))
+    file, missing = tmp_path / "gateway.yaml", tmp_path / "typo.yaml"
+    backends = "backends: [{kind: python, name: tools, path: tools.py}]\n"
+    for text in ("audit: {", "audit: {to: fles}\n" + backends):
+        file.write_text(text)
+        status, out, err = await operator("cancel", task, "--config", str(file))
+        assert (status, out) == (1, "")
+        assert str(file) in err
+        assert (await operator("show", task, "--config", str(file)))[0] == 0
+    monkeypatch.setenv("GATEWAY_CONFIG", str(missing))
+    status, out, err = await operator("cancel", task)
+    assert (status, out) == (1, "")
+    assert f"{missing}: (file): No such file or directory" in err
+    file.write_text("audit: {}\nunknown: 1\n" + backends)
+    status, out, _ = await operator("cancel", task, "--config", str(file))
+    assert (status, out) == (0, f"{task} is cancelled\n")
+    assert len(records(tmp_path / ".roundgate/audit", "operator")) == 1
+
+
+def test_a_configuration_that_does_not_exist_is_wrong_usage(tmp_path: Path) -> None:
+    ran = roundgate("tasks", "list", "--config", tmp_path / "typo.yaml")
+    assert (ran.status, ran.out) == (2, "")
+    assert f"argument --config: {tmp_path / 'typo.yaml'} does not exist" in ran.err
 
 
 PYTHON = "backends: [{kind: python, name: tools, path: tools.py}]\ntasks: {shards: 20}\n"
