@@ -19,6 +19,7 @@ from roundgate import Context, Form, Roots, Sample, SyncContext, prompt, tool
 from roundgate.client import Client, Question
 from roundgate.client.questions import Kind
 from roundgate.http.older import calls
+from roundgate.methods.rounds import IDEMPOTENCY_KEY
 from roundgate.settings.process import Settings
 from tests.support.asgi import NO_FALLBACK, gateway
 from tests.support.rounds import KEYS, accept, sampled
@@ -199,6 +200,28 @@ async def test_a_question_is_answered_at_another_gateway_than_the_one_that_asks(
     assert response["id"] == "call"
     assert text(response) == "Ann in Rome"
     assert steps == ["before", "after Ann"]
+
+
+async def test_a_repeated_call_with_a_key_asks_all_its_questions_again(using: Settings) -> None:
+    @tool(once=True)
+    async def introduce(ctx: Context) -> str:
+        """Asks twice, once for each key."""
+        steps.append("introduce")
+        who = await ctx.elicit("who", "Who?", Name)
+        return f"{who.name} in {(await ctx.elicit('where', 'Where?', Name)).name}"
+
+    steps.clear()
+    app = gateway(introduce, using=using, fallback=NO_FALLBACK)
+    session = await opened(app)
+    for number in range(2):
+        asked = calling("introduce", request_id=number + 1)
+        asked["params"]["_meta"] = {IDEMPOTENCY_KEY: "k"}
+        async with session.stream(app, asked) as stream:
+            for name in ("Ann", "Rome"):
+                await session.answer(app, await stream.asked(), accept(name=name))
+            (response,) = await stream.over()
+        assert text(response) == "Ann in Rome"
+    assert steps == ["introduce"] * 3
 
 
 async def test_questions_of_one_round_are_asked_together_each_as_its_own_request(

@@ -350,6 +350,7 @@ class OlderCall(Struct):
         if principal.scopes != self.scopes:
             principal = dataclasses.replace(principal, scopes=self.scopes)
         methods = self.parts.methods[caller.session.revision].now
+        call_id = ids.known_call_id
         try:
             with CancelWatch(self._look) as watch, correlated(ids):
                 context = RequestContext(
@@ -371,6 +372,9 @@ class OlderCall(Struct):
             if inbound.method != "tools/call":
                 raise
             return tool_error(caller.revision, error)
+        finally:
+            # a state from a stored outcome of `once` has the id of the call that was asked first
+            ids.known_call_id = call_id or ids.known_call_id
         assert not isinstance(answer, Stream), "no method of these revisions returns a stream"
         return answer
 
