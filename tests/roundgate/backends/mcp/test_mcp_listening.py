@@ -66,20 +66,27 @@ async def said(stream: Exchange) -> tuple[str, Any]:
             return one["method"], one["params"].get("uri")
 
 
-async def touched(app: FastAPI, stream: Exchange, tool: str, uri: str) -> tuple[str, Any]:
-    """The next notification after changes of a resource: the gateway may not listen at once."""
+@asynccontextmanager
+async def repeated(app: FastAPI, tool: str, **arguments: Any) -> AsyncIterator[None]:
+    """Call a tool again and again: the gateway may not listen at once."""
 
-    async def touch() -> None:
+    async def repeat() -> None:
         async with client(app) as mcp:
             while True:
-                await mcp.text(tool, {"uri": uri})
+                await mcp.text(tool, arguments)
                 await asyncio.sleep(0.2)
 
-    touching = asyncio.create_task(touch())
+    calls = asyncio.create_task(repeat())
     try:
-        return await said(stream)
+        yield
     finally:
-        touching.cancel()
+        calls.cancel()
+
+
+async def touched(app: FastAPI, stream: Exchange, tool: str, uri: str) -> tuple[str, Any]:
+    """The next notification after changes of a resource."""
+    async with repeated(app, tool, uri=uri):
+        return await said(stream)
 
 
 def listened(app: FastAPI) -> list[int]:
@@ -120,8 +127,10 @@ async def test_lists_that_change_reach_listeners() -> None:
         listening(app, promptsListChanged=True, resourcesListChanged=True) as stream,
         client(app) as mcp,
     ):
-        await mcp.text("lib__grow")
-        changed = {(await said(stream))[0], (await said(stream))[0]}
+        changed: set[str] = set()
+        async with repeated(app, "lib__grow"), asyncio.timeout(60):
+            while len(changed) < 2:
+                changed.add((await said(stream))[0])
         assert changed == {
             "notifications/prompts/list_changed",
             "notifications/resources/list_changed",
