@@ -234,11 +234,13 @@ def failure_of(error: BaseException) -> Exception:
             return _caused_by(error, message)
         case BaseExceptionGroup():
             return _cause_in(error)
-        case Exception():
+        case Exception() if text_of(error) is not None:
             return error
-        case SystemExit() | KeyboardInterrupt():
-            return ended_process(error)
-    raise error
+        case Exception():
+            return _caused_by(error, f"the handler raised {type(error).__name__} without a text")
+        case asyncio.CancelledError() | GeneratorExit() | Suspend():
+            raise error
+    return ended_process(error)
 
 
 def late_error(deadline: Deadline, limit_s: float | None) -> Exception:
@@ -429,7 +431,9 @@ class Driven(Coroutine[Any, Any, T]):
             self._owner.resumed += 1
         try:
             awaited = resume(*arguments)
-        except (Suspend, SystemExit, KeyboardInterrupt) as error:
+        except (Exception, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
             _end(error)
         if awaited is END:
             self._give_up()
@@ -492,7 +496,7 @@ def _may_be_a_limit(run: Run, branch: Branch) -> bool:
 
 
 def _end(error: BaseException) -> NoReturn:
-    """Raise an exception instead of an exception that would stop the event loop."""
+    """Raise an exception instead of one that would stop the event loop or pass its callers."""
     if isinstance(error, Suspend):
         task = asyncio.current_task()
         # the branch may have no waiter that retrieves its exception
@@ -503,15 +507,20 @@ def _end(error: BaseException) -> NoReturn:
 
 
 def ended_process(error: BaseException) -> RuntimeError:
-    """Return the error of a handler that raised `SystemExit` or `KeyboardInterrupt`."""
+    """Return the error of a handler that raised an exception which is not an `Exception`: sys.exit(),
+    Ctrl-C, or the panic of an extension in Rust."""
     cause = (
-        f"called sys.exit({error.code!r})"
-        if isinstance(error, SystemExit)
-        else "raised KeyboardInterrupt"
+        f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {error!r}"
     )
-    failure = RuntimeError(f"the handler {cause}")
-    failure.__cause__ = error
-    return failure
+    return _caused_by(error, f"the handler {cause}")
+
+
+def text_of(error: BaseException) -> str | None:
+    """Return the text of an exception, or `None` if its `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return None
 
 
 class TaskFactory:

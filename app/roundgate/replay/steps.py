@@ -34,7 +34,7 @@ from roundgate.observability.metrics import instruments
 from roundgate.observability.tracing import CORRELATION
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, InStep, inside
-from roundgate.replay.engine import awaiting
+from roundgate.replay.engine import awaiting, text_of
 from roundgate.replay.journal import (
     NOT_JSON,
     TIMED_OUT,
@@ -350,7 +350,9 @@ async def _attempt(
         return task.raised_by(error), error
     except NotJson as error:
         return task.raised(_text(error), NOT_JSON), error
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except (GeneratorExit, Suspend):
+        raise
+    except BaseException as error:  # sys.exit(), or the panic of an extension in Rust
         return task.raised_by(error), error
 
 
@@ -387,7 +389,8 @@ def _recordable(task: StepTask, value: Any) -> Any:
 
 
 def _text(error: BaseException) -> str:
-    return str(error).encode(errors="replace").decode()  # it may contain an undecodable file name
+    # it may contain an undecodable file name
+    return (text_of(error) or "").encode(errors="replace").decode()
 
 
 def _log_failed(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from roundgate import (
+    Context,
     InvalidParams,
     ResourceNotFound,
     TextContent,
@@ -216,9 +217,40 @@ async def says_that_it_was_cancelled() -> str:
     raise asyncio.CancelledError
 
 
+class Panic(BaseException):
+    """As `pyo3_runtime.PanicException`, which a panic of an extension in Rust raises."""
+
+
+class WithoutText(Exception):
+    def __str__(self) -> str:
+        return str(self.args[7])
+
+
+async def panics_async() -> str:
+    raise Panic("index out of bounds")
+
+
+def panics_in_a_thread() -> str:
+    raise Panic("index out of bounds")
+
+
+async def panics_in_a_branch(ctx: Context) -> str:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(panics_async())
+    return "never"
+
+
+async def raises_what_has_no_text() -> str:
+    raise WithoutText
+
+
 @pytest.mark.parametrize(
     "function",
-    [leaves_async, leaves_in_a_thread, waits_for_something_cancelled, says_that_it_was_cancelled],
+    [
+        *(leaves_async, leaves_in_a_thread),
+        *(waits_for_something_cancelled, says_that_it_was_cancelled),
+        *(panics_async, panics_in_a_thread, panics_in_a_branch, raises_what_has_no_text),
+    ],
     ids=lambda function: function.__name__,
 )
 async def test_a_handler_can_neither_end_the_server_nor_pass_for_cancelled(

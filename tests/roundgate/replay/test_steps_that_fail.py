@@ -467,7 +467,35 @@ async def test_sys_exit_in_a_step_of_a_branch_is_a_failure_of_the_step(task: Sha
         assert value[1] == "fine"
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+class Panic(BaseException):
+    """As `pyo3_runtime.PanicException`, which a panic of an extension in Rust raises."""
+
+
+class WithoutText(Exception):
+    def __str__(self) -> str:
+        return str(self.args[7])
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(Panic("out of bounds"), "Panic: out of bounds"), (WithoutText(), "WithoutText: ")],
+)
+async def test_a_panic_or_an_error_without_a_text_is_a_failure_of_its_step(
+    task: SharedJournal, error: BaseException, cause: str
+) -> None:
+    def breaks() -> None:
+        raise error
+
+    async def handler(ctx: Context) -> list[Any]:
+        steps = ctx.step("breaks", breaks), ctx.step("fine", lambda: "fine")
+        return list(await asyncio.gather(*steps, return_exceptions=True))
+
+    for value in await twice(task, handler):
+        assert str(value[0]) == f"step 'breaks' failed: {cause}"
+        assert value[1] == "fine"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), Panic("index")], ids=repr)
 async def test_what_would_end_the_process_ends_a_branch_of_the_handler_alone(
     error: BaseException,
 ) -> None:
@@ -477,7 +505,7 @@ async def test_what_would_end_the_process_ends_a_branch_of_the_handler_alone(
     async def handler(ctx: Context) -> None:
         await asyncio.gather(leaves(), asyncio.sleep(0))
 
-    cause = "called sys.exit(3)" if isinstance(error, SystemExit) else "raised KeyboardInterrupt"
+    cause = "called sys.exit(3)" if isinstance(error, SystemExit) else f"raised {error!r}"
     assert f"the handler {cause}" in str(error_of(await play(handler)))
 
 

@@ -156,6 +156,28 @@ async def test_an_unexpected_exception_is_a_result_with_a_reference_and_without_
     assert "hunter2" in str(logged.exc_info)
 
 
+class Panic(BaseException):
+    """As `pyo3_runtime.PanicException`, which a panic of an extension in Rust raises."""
+
+
+class WithoutText(Exception):
+    def __str__(self) -> str:
+        return str(self.args[7])
+
+
+@pytest.mark.parametrize("error", [Panic("out of bounds"), WithoutText()], ids=["panic", "no text"])
+async def test_an_exception_of_any_kind_ends_the_task_at_its_first_attempt(
+    shared: Shared, error: BaseException
+) -> None:
+    async def breaks(ctx: Context) -> None:
+        raise error
+
+    shop = shared.workshop(breaks=breaks)
+    ref = await shop.begin("breaks")
+    assert await shop.turns() == [TurnResult.FINISHED]
+    assert "failed unexpectedly" in await error_of(shop, ref)
+
+
 async def test_a_result_that_is_too_large_says_so(share: Share) -> None:
     async def large(ctx: Context) -> str:
         return "x" * 2_000
