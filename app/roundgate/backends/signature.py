@@ -246,7 +246,6 @@ _MAX_MESSAGE: Final = 240
 MAX_READINGS: Final = 100_000
 """The maximum number of attempts for validating one call's arguments, including missing members.
 They block the event loop for some 50 ms."""
-_CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
 
 
@@ -294,7 +293,7 @@ def describe(function: Callable[..., Any]) -> Signature:
             if not required:
                 own_defaults[name] = parameter.default
                 _note_default(defaults, parameters[-1].name, parameter.default)
-                if isinstance(parameter.default, _CHANGEABLE) and _can_be_copied(parameter.default):
+                if _can_change(parameter.default):
                     changeable[name] = parameter.default
     signature = Signature(
         summary=summary,
@@ -388,6 +387,16 @@ def _public_name(name: str, hint: Any) -> str:
     from roundgate.backends.python_values import schema_name
 
     return schema_name(name, alias.convert_to_aliases())
+
+
+def _can_change(default: Any) -> bool:
+    """Return whether a default can change, as lists and models, which have no hash, and can be
+    copied."""
+    try:
+        hash(default)
+    except TypeError:
+        return _can_be_copied(default)
+    return False
 
 
 def _can_be_copied(default: Any) -> bool:

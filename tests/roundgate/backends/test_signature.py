@@ -1,6 +1,7 @@
 """A function's signature and docstring as JSON Schema, and the arguments of a
 request as keyword arguments."""
 
+import dataclasses
 import datetime as dt
 import enum
 import inspect
@@ -8,7 +9,9 @@ import json
 import math
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import wraps
 from pathlib import Path
@@ -472,6 +475,36 @@ def test_each_call_has_a_default_of_its_own() -> None:
     assert collect(**signature.bind({"word": "b"})) == ["b"]
     assert collect(**signature.bind({"word": "c", "into": ["x"]})) == ["x", "c"]
     assert signature.input_schema["properties"]["into"]["default"] == []
+
+
+class Basket(BaseModel):
+    articles: list[str] = []
+
+
+@dataclass
+class Cart:
+    articles: list[str] = dataclasses.field(default_factory=list)
+
+
+@pytest.mark.parametrize("default", [Basket(), Cart(), ([],), deque[str]()], ids=repr)
+def test_each_call_has_a_default_of_its_own_whatever_its_type(default: Any) -> None:
+    def work(a: Any = default) -> Any:
+        return a
+
+    signature = describe(work)
+    first, second = work(**signature.bind({})), work(**signature.bind({}))
+    assert first == second == default
+    assert first is not second
+    assert first is not default
+
+
+def test_a_default_that_cannot_change_is_given_as_it_is() -> None:
+    unset = object()
+
+    def work(a: Any = unset) -> Any:
+        return a
+
+    assert work(**describe(work).bind({})) is unset
 
 
 def test_a_default_that_cannot_be_copied_is_given_as_it_is() -> None:

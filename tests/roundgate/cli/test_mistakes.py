@@ -144,6 +144,7 @@ ODD = {
     "defined twice": (f"{FINE}{FINE.removeprefix(HEAD)}", "is not served: f is defined again"),
     "no docstring": (f"{HEAD}@tool\ndef f(a: int) -> int: ...\n", "write a docstring"),
     "no annotation": (function("def f(a)"), "write its type: a: str"),
+    "no annotation, a default": (function("def f(a=7)"), "write its type: a: int"),
     "default of another type": (function("def f(a: int = 'x')"), "its type does not allow"),
     "implicit None": (function("def f(a: int = None)"), "write a: … | None = None"),
 }

@@ -89,7 +89,9 @@ def _of_tool(function: Callable[..., Any], declaration: Declaration) -> Iterator
             continue
         if name not in hints and "input_schema" not in declaration.options:
             message = f"parameter {name!r} has no annotation, so it accepts any value"
-            yield _at(function, path, message, f"write its type: {name}: str")
+            is_open = parameter.default is parameter.empty or parameter.default is None
+            kind = "str" if is_open else type(parameter.default).__name__
+            yield _at(function, path, message, f"write its type: {name}: {kind}")
         elif not _fits(parameter.default, hints.get(name, Any)):
             message = f"parameter {name!r} has a default that its type does not allow"
             yield _at(function, path, message, f"give another, or write {name}: … | None = None")
