@@ -12,6 +12,7 @@ from roundgate.backends.http.credential_config import Credential
 
 MEDIA_TYPES = (
     "application/json",
+    "application/merge-patch+json",
     "application/x-www-form-urlencoded",
     "multipart/form-data",
     "text/plain",

@@ -129,10 +129,12 @@ class Bodies(Struct, frozen=True):
     def _chosen(self, uri: str, content: Content) -> str:
         """Return the preferred media type of a body; raise UnusableOperation if none is usable. For
         a body with files, choose multipart if it is among the preferred types."""
-        ranked = sorted(media_types([content]), key=self._rank)
+        usable = (kind for kind in media_types([content]) if self._is_usable(uri, kind, content))
+        ranked = sorted(usable, key=self._rank)
         if not ranked:
             raise documents.UnusableOperation(
                 f"the body has no usable media type: {', '.join(content)[:200]}"
+                " (a form needs the schema of an object)"
             )
         if body_kind(ranked[0]) in ("json", "form"):
             named = [
@@ -144,6 +146,14 @@ class Bodies(Struct, frozen=True):
             if multipart and self._has_file(*self._media(uri, content[ranked[0]])):
                 return multipart[0]
         return ranked[0]
+
+    def _is_usable(self, uri: str, media_type: str, content: Content) -> bool:
+        """Return whether a body can be sent in a media type. A form or multipart body has members."""
+        if body_kind(media_type) not in ("form", "multipart"):
+            return True
+        uri, media = self._media(uri, content[media_type])
+        _, schema = self._followed(uri, media.get("schema"))
+        return not isinstance(schema, dict) or "object" in (schema.get("type") or "object")
 
     def _rank(self, media_type: str) -> tuple[int, int]:
         plain = media_type.partition(";")[0].strip().lower()
@@ -198,7 +208,7 @@ class Bodies(Struct, frozen=True):
         else:  # a form has members, which must be visible for files
             converted, uses = self.schemas.convert(*self._followed(uri, schema))
             members = converted if isinstance(converted, dict) else {}
-            body_arguments = _whole(body, {"type": "object", **members}, taken)
+            body_arguments = _whole(body, {**members, "type": "object"}, taken)
         body_arguments.uses |= uses
         return body_arguments
 

@@ -270,6 +270,9 @@ class Schemas:
         if required:
             converted["required"] = required
         self._express_discriminator(uri, schema, converted)
+        # types of real documents overlap, so a value may be of several
+        if "anyOf" not in converted and not all(map(_only_requires, converted.get("oneOf", ()))):
+            converted["anyOf"] = converted.pop("oneOf")
         return converted
 
     def _has(self, uri: str, member: Any) -> bool:
@@ -308,15 +311,12 @@ class Schemas:
             waiting.append((where, beside_null(current)))
 
     def _express_discriminator(self, uri: str, schema: Json, converted: Json) -> None:
-        """Express a `discriminator`, which 2020-12 lacks, as the values that select each
-        alternative. Without a mapping, turn `oneOf` into `anyOf`, because several alternatives may
-        match."""
+        """Express the mapping of a `discriminator`, which 2020-12 lacks, as the values that select
+        each alternative."""
         discriminator = schema.get("discriminator")
-        if not isinstance(discriminator, dict):
-            return
-        if not isinstance(discriminator.get("mapping"), dict):
-            if "oneOf" in converted and "anyOf" not in converted:
-                converted["anyOf"] = converted.pop("oneOf")
+        if not isinstance(discriminator, dict) or not isinstance(
+            discriminator.get("mapping"), dict
+        ):
             return
         name = discriminator.get("propertyName")
         for word in ("oneOf", "anyOf"):
@@ -378,6 +378,11 @@ def _requires(schema: Mapping[str, Any]) -> bool:
     """Return whether an object, or a member of its `allOf`, requires members."""
     objects = [schema, *as_list(schema.get("allOf"))]
     return any(isinstance(subschema, dict) and _required(subschema) for subschema in objects)
+
+
+def _only_requires(alternative: Any) -> bool:
+    """Return whether an alternative only names required members, of which others exclude some."""
+    return isinstance(alternative, dict) and alternative.keys() <= {"required", "title"}
 
 
 def _has_parts(schema: Json) -> bool:

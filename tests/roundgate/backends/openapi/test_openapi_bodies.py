@@ -79,6 +79,50 @@ def test_anything_else_is_one_argument_and_nothing_of_it_is_lost(
     assert sent(one, body=value).body == (b'["x"]' if value == ["x"] else b'{"a":"x","b":[]}')
 
 
+PARTS = "multipart/form-data"
+FORM = "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize("kind", [PARTS, FORM])
+@pytest.mark.parametrize(
+    "schema", [{"type": "string", "format": "binary"}, {"type": "array", "items": TWO}]
+)
+def test_a_form_without_members_leaves_its_operation_out(
+    tmp_path: Path, kind: str, schema: dict[str, Any]
+) -> None:
+    """As Jira describes its upload of attachments."""
+    form = operation("post", requestBody={"content": {kind: {"schema": schema}}})
+    index = compiled(tmp_path, document({**form, "/other": {"get": {}}}))
+    assert [row.path for row in index.rows] == ["/other"]
+    (problem,) = index.problems
+    assert f"no usable media type: {kind} (a form needs the schema of an object)" in problem.message
+
+
+@pytest.mark.parametrize("kind", [PARTS, FORM])
+def test_a_list_is_sent_as_json_where_a_form_cannot_have_it(tmp_path: Path, kind: str) -> None:
+    """As Jira describes its columns."""
+    media = {"schema": {"type": "array", "items": {"type": "string"}}}
+    outgoing = sent(posting(tmp_path, {kind: media, "*/*": media}), body=["summary"])
+    assert (outgoing.body, outgoing.headers["content-type"]) == (b'["summary"]', "application/json")
+
+
+@pytest.mark.parametrize("kind", [PARTS, FORM])
+def test_a_form_that_may_be_something_else_is_an_object(tmp_path: Path, kind: str) -> None:
+    schema = {"oneOf": [{**TWO, "nullable": True}, {"type": "string"}]}
+    one = posting(tmp_path, {kind: {"schema": schema}}, required=False)
+    assert Schema.compile(one.schema).is_valid({"body": {"a": "x"}})
+    for value in ("x", None, ["x"]):
+        assert not Schema.compile(one.schema).is_valid({"body": value})
+
+
+def test_an_object_is_sent_as_a_merge_patch_rather_than_a_json_patch(tmp_path: Path) -> None:
+    """As Kubernetes, whose patches all have the schema of an object."""
+    kinds = ("json-patch+json", "merge-patch+json", "strategic-merge-patch+json")
+    content = {f"application/{kind}": {"schema": {"type": "object"}} for kind in kinds}
+    outgoing = sent(posting(tmp_path, content), body={"spec": {}})
+    assert outgoing.headers["content-type"] == "application/merge-patch+json"
+
+
 def test_a_member_called_as_a_parameter_keeps_the_body_whole(tmp_path: Path) -> None:
     parameters = [{"name": "a", "in": "query", "schema": {"type": "string"}}]
     body = {"content": {"application/json": {"schema": TWO}}, "required": True}

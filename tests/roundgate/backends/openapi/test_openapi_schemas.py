@@ -152,6 +152,25 @@ def test_a_mapping_of_a_discriminator_chooses_the_alternative(tmp_path: Path) ->
     assert not schema.is_valid({"kind": "cow"})
 
 
+def test_a_value_may_be_of_several_types_of_a_union(tmp_path: Path) -> None:
+    """As a title and an image of Shotstack, whose types are texts without an enum."""
+    schemas: dict[str, Any] = {
+        name: {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+        for name in ("Title", "Image")
+    }
+    references = [{"$ref": f"#/components/schemas/{name}"} for name in schemas]
+    schema = Schema.compile(converted(tmp_path, {"oneOf": references}, "3.0.3", **schemas))
+    assert schema.is_valid({"type": "title"})
+    assert not schema.is_valid({})
+
+
+def test_members_that_exclude_each_other_still_do(tmp_path: Path) -> None:
+    given = {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    schema = Schema.compile(converted(tmp_path, given))
+    assert schema.is_valid({"a": 1})
+    assert not schema.is_valid({"a": 1, "b": 1})
+
+
 def test_examples_constants_and_members_called_ref_are_data(tmp_path: Path) -> None:
     given = {
         "type": "object",
