@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import inspect
 import json
 import math
@@ -321,9 +320,9 @@ def _check_function(function: Callable[..., Any]) -> None:
     """Raise TypeError unless `function` is a function that returns one result."""
     if inspect.isclass(function):
         raise TypeError("is a class: decorate a function that makes one and uses it")
-    if isinstance(function, functools.partial):
-        raise TypeError("is a functools.partial: write a function that calls it")
     inner = inspect.unwrap(function)
+    if not inspect.isroutine(inner):  # such as a functools.partial
+        raise TypeError(f"is a {type(function).__name__}: write a function that calls it")
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise TypeError(
             "is a generator, but a call has one result: return a list; report progress with `await ctx.progress(…)`"

@@ -70,6 +70,10 @@ WRONG = {
         f"{HEAD}import functools\nf = tool(functools.partial(int, base=2))\n",
         "write a function that calls it",
     ),
+    "object that can be called": (
+        f"{HEAD}class A:\n    def __call__(self, a: int) -> int: return a\nf = tool(A())\n",
+        "is a A: write a function that calls it",
+    ),
     "decorator without wraps": (
         function("def f()", "@tool\n@d", "def d(g):\n    return lambda *a, **k: g(*a, **k)\n"),
         "functools.wraps",
