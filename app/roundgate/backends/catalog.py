@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from roundgate.backends.approvals import asking_first
 from roundgate.backends.base import (
     DirectCall,
     Prompt,
@@ -100,6 +101,21 @@ class ServedTool(Struct):
     def whole_name(self) -> str:
         """The tool's name in the catalog of all tools."""
         return self.name if self.other_name is None else self.other_name
+
+    @property
+    def protection(self) -> Literal["approval", "once", ""]:
+        """The reason why a round of this tool runs once; empty if it may run again."""
+        return "approval" if self.tool.asks_first else "once" if self.tool.once else ""
+
+    def protected(self, protection: str) -> ServedTool:
+        """Return the tool with the protection that it had in an earlier round of the call, because
+        a reload takes none from a call that has begun."""
+        tool = self.tool
+        if protection == "approval" and tool.approvable is not None:
+            tool = asking_first(tool)
+        elif protection and not tool.once:
+            tool = replace(tool, once=True)
+        return self if tool is self.tool else replace(self, tool=tool)
 
     def is_for(self, principal: Principal, *, checks_scopes: bool) -> bool:
         """Return whether some call of a caller may be allowed, by its scopes if they are checked, and

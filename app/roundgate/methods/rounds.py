@@ -151,6 +151,8 @@ class Round(Struct):
     correlation: Correlation
     is_keyed: bool = False
     """Whether the client gave the call a key."""
+    protection: str = ""
+    """The protection of the tool from a second run (`ServedTool.protection`)."""
     _task_id: str | None = None
 
     @property
@@ -409,6 +411,7 @@ class Calls(Struct, frozen=True, kw_only=True):
             origin=round_.origin,
             fixed_task=fixed_task,
             call_id=round_.correlation.call_id,
+            protection=round_.protection,
         )
 
     def value(self, outcome: Completed[T] | Failed, what: str) -> T:

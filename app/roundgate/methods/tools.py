@@ -113,6 +113,9 @@ class ToolMethods:
             return self._run_direct(direct, served, arguments, params, context)
         target = CallTarget("tools/call", served.name, arguments, served.backend)
         round_ = self._calls.begin(target, params, context, key=key)
+        if round_.opened is not None:
+            served = served.protected(round_.opened.protection)
+        round_.protection = served.protection
         call = self._calls.call(context, round_, served)
         if served.tool.once:
             return self._run_once(served, round_, call, params, context, is_valid)

@@ -260,10 +260,12 @@ class OpenedState(Struct, frozen=True):
     fixed_task: FixedTask | None = None
     call_id: str | None = None
     """The id of the call in the log."""
+    protection: str = ""
+    """The protection of the tool from a second run (`ServedTool.protection`)."""
 
 
 class _Claims(Struct, frozen=True, array_like=True):
-    """The claims of a token. Earlier versions sealed neither `fixed_task` nor `call_id`."""
+    """The claims of a token. Earlier versions sealed none of the last three."""
 
     issued_ms: int
     expires_ms: int
@@ -276,6 +278,7 @@ class _Claims(Struct, frozen=True, array_like=True):
     payload: Any
     fixed_task: FixedTask | None = None
     call_id: str | None = None
+    protection: str = ""
 
 
 class StateSealer(Struct, frozen=True):
@@ -299,6 +302,7 @@ class StateSealer(Struct, frozen=True):
         origin: Mapping[str, str],
         fixed_task: FixedTask | None = None,
         call_id: str | None = None,
+        protection: str = "",
     ) -> str:
         """Return a token for the end of a round.
 
@@ -310,6 +314,7 @@ class StateSealer(Struct, frozen=True):
             origin: the trace context in which the call began.
             fixed_task: the task that the call must become, if any.
             call_id: the id of the call in the log.
+            protection: the protection of the tool from a second run.
 
         Raises:
             StateTooLarge: payload and claims together exceed `max_bytes`.
@@ -327,6 +332,7 @@ class StateSealer(Struct, frozen=True):
             payload,
             None if fixed_task is None else [fixed_task.task_id, fixed_task.ended],
             call_id,
+            protection,
         ]
         plaintext = json.encode(claims)
         if len(plaintext) > self.max_bytes:
@@ -361,4 +367,4 @@ class StateSealer(Struct, frozen=True):
         if Binding(claims.method, claims.target, claims.arguments) != binding:
             raise SealBroken("for another method, target or arguments")
         opened = (claims.id, claims.round, claims.origin, claims.payload)
-        return OpenedState(*opened, claims.fixed_task, claims.call_id)
+        return OpenedState(*opened, claims.fixed_task, claims.call_id, claims.protection)

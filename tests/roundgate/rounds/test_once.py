@@ -114,6 +114,36 @@ async def test_another_call_is_another_payment(mcp: Client, effects: Effects) ->
 
 
 @pytest.mark.parametrize(
+    ("answer", "approval", "effect_count"),
+    [(accept(approve=True), True, 1), ({"action": "decline"}, True, 0), (YES, False, 1)],
+    ids=["approved", "declined", "once"],
+)
+async def test_a_call_keeps_the_protection_with_which_it_began(
+    answer: dict[str, Any], approval: bool, effect_count: int, tmp_path: Path
+) -> None:
+    count = 0
+
+    @tool
+    async def charge(ctx: Context) -> str:
+        nonlocal count
+        if not approval:
+            await ctx.elicit("sure", "Sure?", Consent)
+        count += 1
+        return f"charged {count}"
+
+    protected = {"approve": "always"} if approval else {"override": {"charge": {"once": True}}}
+    before = replica(tmp_path / "gateway.sqlite3", charge, backend=protected)
+    after = replica(tmp_path / "gateway.sqlite3", charge)
+    method, params = rounds.tool("charge")
+    async with client(before) as one, client(after) as other:
+        asked = await rounds.ask(one, method, params)
+        (key,) = asked["inputRequests"]
+        again = retry(params, asked, **{key: answer})
+        texts = {await text(mcp, again) for mcp in (other, other, one)}
+    assert (len(texts), count) == (1, effect_count)
+
+
+@pytest.mark.parametrize(
     "answers",
     [{"sure": accept(ok=False)}, {"sure": {"action": "decline"}}, {"sure": YES, "more": {}}, {}],
     ids=["changed", "declined", "more", "none"],
