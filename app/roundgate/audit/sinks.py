@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 HEADS: Final = "heads.jsonl"
 """The name of the file with the checkpoints."""
 KEY_FILE: Final = "digest.key"
-_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 STDOUT: Final = 1
 STDERR: Final = 2
 """The destination of a command's records, because its standard output has its results."""
@@ -132,10 +132,11 @@ class Files:
 
 
 def _open(path: Path, flags: int = 0) -> int:
-    """Open a file for appending. A file that root makes gets the owner of its directory: a gateway under
-    that user reads the records of root's commands, and appends to the same checkpoints."""
+    """Open a file for appending, but not through a link. A file that root makes gets the owner of its
+    directory: a gateway under that user reads the records of root's commands, and appends to the
+    same checkpoints."""
     file = os.open(path, _FLAGS | flags, 0o600)
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and os.fstat(file).st_size == 0:  # never a file that the owner linked here
         with suppress(OSError):  # in a container, the owner may have no id
             owner = path.parent.stat()
             os.fchown(file, owner.st_uid, owner.st_gid)

@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:  # of a file, or of standard output on a full disk
-        print(f"roundgate {arguments.command}: {escaped(str(error))}", file=sys.stderr)
+        text = escaped(str(error) or type(error).__name__)
+        print(f"roundgate {arguments.command}: {text}", file=sys.stderr)
         return 1
     return status
 

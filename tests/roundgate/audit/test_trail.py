@@ -404,3 +404,18 @@ def test_the_files_of_a_command_of_root_belong_to_the_owner_of_the_directory(
     sink.close()
     owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in tmp_path.iterdir()}
     assert owners == dict.fromkeys(("chain.0001.jsonl", "heads.jsonl"), (65534, 65533))
+
+
+def test_a_link_in_the_place_of_the_checkpoints_is_not_followed(tmp_path: Path) -> None:
+    """Its directory belongs to a gateway that may have been taken over; a command of root writes."""
+    other = tmp_path / "other"
+    other.write_text("1")
+    directory = tmp_path / "audit"
+    directory.mkdir()
+    (directory / "heads.jsonl").symlink_to(other)
+    sink = Files(directory, "chain", 1_000, is_durable=False)
+    sink.write(b"{}\n")
+    with pytest.raises(OSError, match="symbolic links"):
+        sink.mark(b"{}\n")
+    sink.close()
+    assert other.read_text() == "1"
