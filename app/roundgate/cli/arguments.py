@@ -165,8 +165,13 @@ def add_config_option(action: argparse.ArgumentParser, content: str) -> None:
 
 
 def _existing(text: str) -> Path:
-    if not (path := Path(text)).exists():
-        raise argparse.ArgumentTypeError(f"{text} does not exist")
+    path = Path(text)
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise argparse.ArgumentTypeError(f"{text} does not exist") from None
+    except OSError as error:  # a directory that may not be searched, or too long a name
+        raise argparse.ArgumentTypeError(str(error)) from None
     return path
 
 

@@ -282,7 +282,7 @@ class Call(Struct, kw_only=True, eq=False):
     authorize: Authorize | None = None
     """Checks the call by the rules of `policy`; `None` if there are none."""
     shapes_result: bool = False
-    """Whether settings change the result, which a task of a service would deliver unchanged."""
+    """Whether settings change the result. A task of a service would deliver it unchanged."""
     begun: Any = None
     """The outcome of the first request of a call that began without the engine (`NeedsEngine`); the
     call's first step takes it."""

@@ -588,10 +588,13 @@ async def test_an_act_that_cannot_be_recorded_is_refused(
     assert len(records(tmp_path / ".roundgate/audit", "operator")) == 1
 
 
-def test_a_configuration_that_does_not_exist_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_configuration_that_cannot_be_found_is_wrong_usage(tmp_path: Path) -> None:
     ran = roundgate("tasks", "list", "--config", tmp_path / "typo.yaml")
     assert (ran.status, ran.out) == (2, "")
     assert f"argument --config: {tmp_path / 'typo.yaml'} does not exist" in ran.err
+    ran = roundgate("tasks", "list", "--config", "x" * 300)
+    assert (ran.status, ran.out) == (2, "")
+    assert "argument --config: [Errno 36] File name too long" in ran.err
 
 
 PYTHON = "backends: [{kind: python, name: tools, path: tools.py}]\ntasks: {shards: 20}\n"
