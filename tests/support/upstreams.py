@@ -41,6 +41,8 @@ class Upstream:
             return None
         if self.session is not None:
             return self._older(asked)
+        if "mcp-method" not in asked.headers:
+            return self._refused(asked)
         match asked.rpc:
             case "server/discover":
                 about = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
@@ -49,6 +51,12 @@ class Upstream:
             case "tools/list":
                 return result(asked, {"tools": self.tools, "ttlMs": self.ttl_ms, **self.hints})
         return self.call(asked)
+
+    def _refused(self, asked: Asked) -> Any:
+        """The answer of a server of 2026-07-28 to a request of an older revision."""
+        if not asked.body or "id" not in asked.message:
+            return http(405)
+        return error(asked, -32022, "Unsupported protocol version")
 
     def _older(self, asked: Asked) -> Any:
         if asked.rpc == "server/discover":
@@ -69,9 +77,8 @@ class Upstream:
         if asked.rpc == "DELETE":
             return http(200)
         if asked.rpc == "tools/list":
-            return says(
-                {"jsonrpc": "2.0", "id": asked.message["id"], "result": {"tools": self.tools}}
-            )
+            listed = {"tools": self.tools, "ttlMs": self.ttl_ms}
+            return says({"jsonrpc": "2.0", "id": asked.message["id"], "result": listed})
         return self.call(asked)
 
 

@@ -345,12 +345,13 @@ class McpServer:
         """Negotiate the revision anew before the next request if an error may mean that the server
         no longer speaks it. Return whether it may."""
         connection = self._connection
-        server = None if connection is None else connection.server
-        if connection is None or server is None or isinstance(connection.link, StdioLink):
+        if connection is None or isinstance(connection.link, StdioLink):
             return False
+        server = connection.server
         if not _may_speak_other_revision(error, server):
             return False
-        await connection.negotiate_again(server)
+        if server is not None:
+            await connection.negotiate_again(server)
         return True
 
     async def limited(
@@ -418,8 +419,10 @@ class McpServer:
                 return BackendError(text, reason=f"status {status}")
             case HttpRefused(status=status):
                 return BackendError(f"{name} failed: {fact}", reason=f"status {status}")
-            case BadAnswer() | NoCommonVersion():
+            case BadAnswer():
                 return UnexpectedAnswer(f"{name} failed: {fact}", reason="violated the protocol")
+            case NoCommonVersion():  # before the request, which was not sent
+                return BackendError(f"{name} failed: {fact}", reason="no common revision")
         return BackendError(f"{name} failed: {fact}")
 
     # -- lists -------------------------------------------------------------------------------------
@@ -435,7 +438,11 @@ class McpServer:
         if server.capabilities and "tools" not in server.capabilities:
             return server, WholeList([], None)
         connection.cache.clear("tools/list")
-        return server, await connection.listing("tools/list", "tools", LIST_S)
+        try:
+            return server, await connection.listing("tools/list", "tools", LIST_S)
+        except ClientError as error:
+            await self.negotiate_again_after(error)
+            raise
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever the server reports a changed list, or its process ends. Return when
@@ -517,12 +524,18 @@ async def _close(connection: Connection) -> None:
             await link.transport.close()
 
 
-def _may_speak_other_revision(error: ClientError, server: ServerInfo) -> bool:
+def _may_speak_other_revision(error: ClientError, server: ServerInfo | None) -> bool:
     """Return whether an error may mean that a server no longer speaks the negotiated revision."""
-    if isinstance(error, HttpRefused):
-        return error.status in _HANDSHAKE_STATUSES
-    codes = _OLDER_ERRORS if server.is_modern else _MODERN_ERRORS
-    return isinstance(error, RpcError) and error.code in codes and not refuses_to_ask(str(error))
+    match error:
+        case NoCommonVersion():  # a session of an older revision was refused
+            return True
+        case HttpRefused(status=status):
+            return status in _HANDSHAKE_STATUSES
+        case RpcError(code=code):
+            is_modern = server is not None and server.is_modern
+            codes = _OLDER_ERRORS if is_modern else _MODERN_ERRORS
+            return code in codes and not refuses_to_ask(str(error))
+    return False
 
 
 _SETTINGS: Final = {

@@ -576,20 +576,18 @@ async def test_an_older_server_that_asks_all_the_same_is_told_why_not() -> None:
         assert "elicitation/create is not supported" in said(await mcp.call("up__t"))
 
 
+@pytest.mark.parametrize("has_session", [True, False], ids=["session", "no-session"])
 @pytest.mark.parametrize("capabilities", [{}, {"elicitation": {"form": {}}}], ids=str)
 async def test_a_server_that_becomes_another_revision_is_negotiated_anew(
-    capabilities: Any,
+    capabilities: Any, has_session: bool
 ) -> None:
     upstream = Upstream(session="s1")
     async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
-        assert not (await mcp.call("up__t", clientCapabilities=capabilities)).get("isError")
-        upstream.session = None
-        upstream.call = lambda asked: (
-            result(asked, text("modern"))
-            if "mcp-method" in asked.headers
-            else error(asked, -32022, "Unsupported protocol version")
-        )
-        await mcp.call("up__t", clientCapabilities=capabilities)
+        if has_session:
+            assert not (await mcp.call("up__t", clientCapabilities=capabilities)).get("isError")
+        upstream.session, upstream.call = None, lambda asked: result(asked, text("modern"))
+        refused = await mcp.call("up__t", clientCapabilities=capabilities)
+        assert "may have taken effect" not in said(refused)
 
         async def answer() -> str:
             answered = await mcp.call("up__t", clientCapabilities=capabilities)

@@ -352,6 +352,22 @@ async def test_a_list_is_read_again_when_its_time_is_over() -> None:
         assert status == 400
 
 
+async def test_a_server_that_speaks_another_revision_is_read_again_without_a_call() -> None:
+    upstream = Upstream(session="s1", ttl_ms=1)
+    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+
+        async def is_polled() -> bool:
+            return server.methods().count("tools/list") > 2
+
+        async def revision() -> str:
+            return str((await health(mcp))["revision"])
+
+        await until(True, is_polled)
+        assert await revision() == "2025-11-25"
+        upstream.session = None
+        await until("2026-07-28", revision)
+
+
 async def test_a_tool_that_the_server_does_not_know_any_more_makes_it_read_the_list() -> None:
     upstream = Upstream(lambda asked: error(asked, -32602, "Unknown tool: t"))
     async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
