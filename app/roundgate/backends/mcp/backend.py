@@ -160,7 +160,7 @@ class McpBackend:
         self._logged: list[Any] = [[], {}]
         """The last logged tools and lists that are not served."""
         self._following: asyncio.Task[None] | None = None
-        self._changed: Callable[[], None] = _ignore
+        self._changed: Callable[[], None] = lambda: None
 
     def has_current_files(self) -> bool:
         """Return whether the TLS files have the content that this back end reads. The lock file is
@@ -584,6 +584,7 @@ class McpBackend:
             self._clock,
             listens=not is_for_one_poll,
             capabilities=capabilities,
+            on_other_revision=self._wake,
         )
 
     def _make_held(self) -> HeldCalls:
@@ -592,19 +593,12 @@ class McpBackend:
             config.name,
             self._asking_connection,
             lambda error: self._server.backend_error(error, is_in_doubt=True),
-            self._negotiate_again_after,
             lambda principal: self._server.caller_headers(principal),
             self._clock,
             max_calls=config.max_held_calls,
             held_s=config.held_s,
             can_hold=not self._shared.is_cold,
         )
-
-    async def _negotiate_again_after(self, error: ClientError) -> None:
-        """Poll the server if an error in a caller's session may mean that it speaks another
-        revision."""
-        if await self._server.negotiate_again_after(error):
-            self._wake()
 
     async def _asking_connection(self, capabilities: Json) -> Connection:
         """Return a connection with its own session or process, which declares `capabilities`."""
@@ -689,10 +683,6 @@ def _no_process_on_lambda(origin: Origin) -> Problem:
         "is a process, and AWS Lambda freezes and ends processes between two calls",
         "run the server on a machine and set its url; mcp-proxy serves such a program over HTTP",
     )
-
-
-def _ignore() -> None:
-    """Do nothing."""
 
 
 def pin_to_file(config: McpBackendConfig, origin: Origin) -> str:

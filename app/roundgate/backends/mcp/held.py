@@ -163,8 +163,6 @@ class HeldCalls:
     make_connection: MakeConnection
     convert_error: Callable[[ClientError], BackendError]
     """Returns an error of the client library as a `BackendError`."""
-    on_refused: Callable[[ClientError], Awaitable[None]]
-    """Is called with the error of a call, or of its session, that the server refused."""
     caller_headers: Callable[[Principal], Headers]
     """Returns the headers that tell who calls."""
     clock: Clock
@@ -215,15 +213,6 @@ class HeldCalls:
         Raises:
             ClientError, BackendError: the call failed.
         """
-        try:
-            return await self._begin(context, method, params, listener)
-        except ClientError as error:
-            await self.on_refused(error)
-            raise
-
-    async def _begin(
-        self, context: AnyContext, method: str, params: Json, listener: Listener
-    ) -> CallOutcome:
         owner = task_owner(context.principal)
         capabilities = (listener.capabilities or {}) if self.may_ask else {}
         listener = replace(listener, capabilities=capabilities)

@@ -194,10 +194,13 @@ class McpServer:
         *,
         listens: bool = True,
         capabilities: Json,
+        on_other_revision: Callable[[], None],
     ) -> None:
         """Store the arguments; send nothing. `listens` opens the stream of an older server's session,
-        which declares `capabilities`."""
+        which declares `capabilities`. `on_other_revision` is called if a request shows that the
+        server may speak another revision than before."""
         self._capabilities = capabilities
+        self._on_other_revision = on_other_revision
         self.name = config.name
         self._make_link = make_link
         self._references = config.callers_headers
@@ -335,22 +338,18 @@ class McpServer:
         server = connection.server
         if server is not None and not server.is_modern and answers_questions(params):
             refuse_answers(self.name)
-        try:
-            return await connection.exchange(method, params, listener, may_repeat=False)
-        except (HttpRefused, RpcError) as error:
-            await self.negotiate_again_after(error)
-            raise
+        return await connection.exchange(method, params, listener, may_repeat=False)
 
-    async def negotiate_again_after(self, error: ClientError) -> bool:
+    async def _negotiates_again_after(self, error: ClientError) -> bool:
         """Negotiate the revision anew before the next request if an error may mean that the server
         no longer speaks it. Return whether it may."""
         connection = self._connection
-        if connection is None or isinstance(connection.link, StdioLink):
+        if connection is not None and isinstance(connection.link, StdioLink):
             return False
-        server = connection.server
+        server = None if connection is None else connection.server
         if not _may_speak_other_revision(error, server):
             return False
-        if server is not None:
+        if connection is not None and server is not None:
             await connection.negotiate_again(server)
         return True
 
@@ -373,6 +372,8 @@ class McpServer:
             return _Answer(await exchange())
         except ClientError as error:
             status = type(error).__name__
+            if await self._negotiates_again_after(error):
+                self._on_other_revision()
             if isinstance(error, HttpRefused) and not isinstance(error, AuthorizationFailed):
                 return _Answer({}, error.status, error)
             raise self.backend_error(error) from None
@@ -434,15 +435,19 @@ class McpServer:
             ClientError, BackendError: the server is unavailable, or its list is unusable.
         """
         connection = await self.connection()
+        try:
+            return await self._tools(connection)
+        except ClientError as error:
+            if not await self._negotiates_again_after(error):
+                raise
+        return await self._tools(connection)
+
+    async def _tools(self, connection: Connection) -> tuple[ServerInfo, WholeList]:
         server = await connection.connect()
         if server.capabilities and "tools" not in server.capabilities:
             return server, WholeList([], None)
         connection.cache.clear("tools/list")
-        try:
-            return server, await connection.listing("tools/list", "tools", LIST_S)
-        except ClientError as error:
-            await self.negotiate_again_after(error)
-            raise
+        return server, await connection.listing("tools/list", "tools", LIST_S)
 
     async def follow(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever the server reports a changed list, or its process ends. Return when
@@ -526,16 +531,12 @@ async def _close(connection: Connection) -> None:
 
 def _may_speak_other_revision(error: ClientError, server: ServerInfo | None) -> bool:
     """Return whether an error may mean that a server no longer speaks the negotiated revision."""
-    match error:
-        case NoCommonVersion():  # a session of an older revision was refused
-            return True
-        case HttpRefused(status=status):
-            return status in _HANDSHAKE_STATUSES
-        case RpcError(code=code):
-            is_modern = server is not None and server.is_modern
-            codes = _OLDER_ERRORS if is_modern else _MODERN_ERRORS
-            return code in codes and not refuses_to_ask(str(error))
-    return False
+    if isinstance(error, NoCommonVersion):  # a session of an older revision was refused
+        return True
+    if isinstance(error, HttpRefused):
+        return error.status in _HANDSHAKE_STATUSES
+    codes = _OLDER_ERRORS if server is not None and server.is_modern else _MODERN_ERRORS
+    return isinstance(error, RpcError) and error.code in codes and not refuses_to_ask(str(error))
 
 
 _SETTINGS: Final = {
