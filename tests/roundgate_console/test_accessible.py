@@ -14,9 +14,12 @@ from tests.roundgate_console.shop import open_shop
 from tests.support.axe import AXE, findings
 from tests.support.chromium import CHROMIUM, chromium
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)"
+    ),
+]
 needs_axe = pytest.mark.skipif(
     not AXE.exists(), reason="axe-core is not installed (scripts/tools axe)"
 )

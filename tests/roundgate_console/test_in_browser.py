@@ -16,9 +16,12 @@ from tests.roundgate_console.in_browser import (
 from tests.support.axe import AXE, findings
 from tests.support.chromium import CHROMIUM, Chromium, chromium
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)"
+    ),
+]
 
 CHECKED = ("", "/tools", "/tools/refund", "/limits", "/audit", "/tasks", "/calls", "/session")
 """The pages that are checked, below the console's own path."""

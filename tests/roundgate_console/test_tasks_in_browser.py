@@ -13,9 +13,12 @@ from tests.roundgate_console.in_browser import served
 from tests.roundgate_console.test_in_browser import check, shows
 from tests.support.chromium import CHROMIUM, Chromium, chromium
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="there is no Chromium here (apt-get install chromium)"
+    ),
+]
 
 is_down = [True]
 

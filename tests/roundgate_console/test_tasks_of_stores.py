@@ -23,6 +23,7 @@ class TestSqlite(TaskPagesContract):
         return partial(console_tasks.operated, tmp_path)
 
 
+@pytest.mark.long
 class TestPostgresql(TaskPagesContract):
     """In PostgreSQL."""
 
@@ -31,6 +32,7 @@ class TestPostgresql(TaskPagesContract):
         return partial(console_tasks.operated, Settings(store=postgresql.url))
 
 
+@pytest.mark.long
 class TestDynamoDb(TaskPagesContract):
     """In DynamoDB Local, with the queue in a file."""
 

@@ -11,6 +11,7 @@ from roundgate.errors import Diverged, NondeterminismError
 from roundgate_testing import Gateway
 from tests.roundgate_testing import mistakes
 from tests.roundgate_testing.mistakes import MISTAKES, RIGHT, outbox
+from tests.support.long import sampled
 
 GO = {"confirm": {"go": True}}
 
@@ -31,7 +32,7 @@ async def test_a_typical_mistake_is_found(name: str, monkeypatch: pytest.MonkeyP
     assert re.search(MISTAKES[name], str(caught.value)), caught.value
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", sampled(list(RIGHT), 3))
 async def test_a_handler_that_does_it_right_is_not_accused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,15 @@ def replicas(agency: Agency, app: Path) -> tuple[Server, Server]:
     return agency.gateway(), agency.worker()
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "session", "transaction"])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        *(
+            pytest.param(store, marks=pytest.mark.long)
+            for store in ("postgresql", "session", "transaction")
+        ),
+    ]
+)
 def database(request: pytest.FixtureRequest, agency: Agency) -> Iterator[str]:
     """The URL of the agency's store: SQLite, PostgreSQL, or PostgreSQL behind a mode of PgBouncer."""
     store = request.param

@@ -38,6 +38,7 @@ def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_what_is_written_passes_its_own_tests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_large_document_is_compiled_searched_approved_and_has_its_credential(
     assert served.tools["acme__items_delete7"].tool.asks_first
 
 
+@pytest.mark.long
 def test_for_aws_there_are_parameters_and_a_workflow_whose_steps_pass(tmp_path: Path) -> None:
     document = tmp_path / "shop.json"
     document.write_text(json.dumps(OPENAPI))

@@ -24,8 +24,9 @@ from roundgate.tasks.turn import Turn
 from roundgate.tasks.worker import Worker
 from tests.roundgate.model.explore import PROFILES, Ran, run
 from tests.roundgate.model.world import Wrong
+from tests.support.long import is_long
 
-SEEDS = 10
+SEEDS = 10 if is_long() else 3
 """Worlds of each profile."""
 MUTANT_SEEDS = 60
 

@@ -57,7 +57,7 @@ TERMINAL: Final = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
 
 def blob(size: int) -> bytes:
     """Bytes of which no part is like another."""
-    return b"".join(n.to_bytes(4, "big") for n in range(size // 4 + 1))[:size]
+    return random.Random(size).randbytes(size)
 
 
 def new(ref: TaskRef = REF, **facts: Any) -> NewTask:

@@ -25,6 +25,8 @@ from tests.roundgate.storage.test_postgres import connect as connect
 from tests.support.pgbouncer import Mode, Pooled, Pooler, pooler, why_not
 from tests.support.postgresql import Server
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module", params=["session", "transaction"])
 def running(request: pytest.FixtureRequest, postgresql_server: Server) -> Iterator[Pooler]:

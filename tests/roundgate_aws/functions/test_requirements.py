@@ -102,6 +102,7 @@ def wheel(folder: Path, name: str, tag: str, requires: str = "") -> str:
     return hashlib.sha256(packed.getvalue()).hexdigest()
 
 
+@pytest.mark.long
 def test_a_lock_has_the_wheels_of_both_architectures_and_is_made_once(
     index: Path, tmp_path: Path
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_lock_has_the_wheels_of_both_architectures_and_is_made_once(
     assert locking.for_repository(Requirements(None, ("slow",)), tmp_path, "arm64").is_new
 
 
+@pytest.mark.long
 def test_a_package_without_a_wheel_for_the_functions_is_named(index: Path, tmp_path: Path) -> None:
     wheel(index, "windows", "cp313-cp313-win_amd64")
     with pytest.raises(
@@ -131,6 +133,7 @@ def test_a_package_without_a_wheel_for_the_functions_is_named(index: Path, tmp_p
     assert not (tmp_path / locking.NAME).exists()
 
 
+@pytest.mark.long
 def test_a_wheel_that_the_repositorys_own_lock_does_not_know_is_refused(
     index: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +143,7 @@ def test_a_wheel_that_the_repositorys_own_lock_does_not_know_is_refused(
         locking.for_repository(wanted, tmp_path, "arm64")
 
 
+@pytest.mark.long
 def test_a_wheel_at_a_url_is_locked_with_it(index: Path, tmp_path: Path) -> None:
     sha256 = wheel(tmp_path, "slow", "py3-none-any")
     url = (tmp_path / "slow-1.0-py3-none-any.whl").as_uri()
@@ -149,6 +153,7 @@ def test_a_wheel_at_a_url_is_locked_with_it(index: Path, tmp_path: Path) -> None
     assert (locking.packages(again, "arm64") / "slow.py").is_file()
 
 
+@pytest.mark.long
 def test_a_lock_without_the_wheel_of_an_architecture_says_what_to_do(
     index: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +166,7 @@ def test_a_lock_without_the_wheel_of_an_architecture_says_what_to_do(
         locking.packages(made, "x86_64")
 
 
+@pytest.mark.long
 def test_versions_of_our_own_give_way_to_those_that_are_wanted(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +177,7 @@ def test_versions_of_our_own_give_way_to_those_that_are_wanted(
     assert pin.version == "1.0"
 
 
+@pytest.mark.long
 def test_what_contradicts_itself_is_an_error_before_anything_is_written(
     index: Path, tmp_path: Path
 ) -> None:

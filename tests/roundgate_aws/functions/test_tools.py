@@ -18,6 +18,8 @@ import pytest
 from roundgate.errors import UsageError
 from roundgate_aws import machine
 
+pytestmark = pytest.mark.long
+
 SCRIPT = "[console_scripts]\n{0} = {1}:main\n"
 
 
