@@ -36,8 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two more than cores for `-n auto`: tests wait for processes and timers, but each worker collects all."""
-    return (os.cpu_count() or 1) + 2
+    """Four more than there are cores for `-n auto`: most of what tests take is waiting for processes and timers."""
+    return (os.cpu_count() or 1) + 4
 
 
 EMULATED = {"dynamodb", "emulator", "sqs", "endpoint"}

@@ -20,7 +20,7 @@ import yaml
 from roundgate_aws import machine
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Loader(yaml.SafeLoader):
     """YAML with CloudFormation's short forms: `!Ref X` becomes `{"Ref": "X"}`,
     `!Sub …` `{"Fn::Sub": …}`."""
 
@@ -33,7 +33,7 @@ def _short_form(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]
         case yaml.SequenceNode():
             value = loader.construct_sequence(node, deep=True)
         case _:
-            value = loader.construct_mapping(node, deep=True)
+            value = loader.construct_mapping(node, deep=True)  # type: ignore[arg-type]
     if suffix == "GetAtt" and isinstance(value, str):
         value = value.split(".", 1)
     return {suffix if suffix in ("Ref", "Condition") else f"Fn::{suffix}": value}
