@@ -115,6 +115,8 @@ class Hostile:
 def _outcome(status: str, said: bytes) -> str:
     if status == "200" and b'"error":' in said:
         return "refused under its id"
+    if status == "200" and b"Too many calls wait for answers" in said:
+        return "refused when it asked"  # there was room when it began
     return "open" if status == "200" else status
 
 
