@@ -57,6 +57,7 @@ from roundgate.errors import (
     ClientError,
     HttpRefused,
     LeaseLost,
+    NoCommonVersion,
     QuotaExceeded,
     RpcError,
     ServerRefused,
@@ -216,7 +217,11 @@ class HeldCalls:
         owner = task_owner(context.principal)
         capabilities = (listener.capabilities or {}) if self.may_ask else {}
         listener = replace(listener, capabilities=capabilities)
-        connection = await self.sessions.take(owner, capabilities)
+        try:
+            connection = await self.sessions.take(owner, capabilities)
+        except NoCommonVersion:
+            self._asking.clear()  # the server no longer speaks older revisions
+            raise
         try:
             await _set_log_level(connection, (listener.meta or {}).get(f"{META}logLevel"))
         except BaseException:

@@ -24,7 +24,7 @@ from tests.support.older_servers import (
 )
 from tests.support.scripted import Asked, error, result, scripted, text
 from tests.support.sdk_servers import NEW, over_http, over_stdio
-from tests.support.upstreams import Upstream, app_of, gateway_of, health
+from tests.support.upstreams import Upstream, app_of, gateway_of, health, until
 
 OLDER = "2025-11-25"
 UNASKED = {
@@ -88,6 +88,37 @@ async def test_clients_of_every_revision_are_asked_after_one_call_that_could_not
                     assert (await ann.call("up__motto")).text == "sampled: Carpe"
                     assert (await ann.call("up__where")).text == "file:///home/ada"
     assert up.noted() == ["greet"] + ["greet", "greeted"] * 3
+
+
+async def test_a_tool_that_no_longer_asks_in_the_older_era_is_called_in_the_newer_one() -> None:
+    class Both(Upstream):
+        is_upgraded = False
+
+        def __call__(self, asked: Asked) -> Any:
+            is_newer = self.is_upgraded or "mcp-method" in asked.headers
+            self.session = None if is_newer else "s1"
+            return super().__call__(asked)
+
+    def answer(asked: Asked) -> Any:
+        if up.is_upgraded or up.session is not None:
+            return result(asked, text("upgraded" if up.is_upgraded else "older"))
+        return UNASKED["Python SDK 2.3"](asked)
+
+    up = Both(answer)
+    async with (
+        scripted(up) as server,
+        gateway_of({"kind": "mcp", "name": "up", "url": server.url}) as mcp,
+    ):
+
+        async def called() -> str:
+            answered = await mcp.call("up__t", clientCapabilities={"elicitation": {"form": {}}})
+            return str(answered["content"][0]["text"])
+
+        assert "call it again" in await called()
+        assert await called() == "older"
+        up.is_upgraded = True
+        assert "Unsupported protocol version" in await called()
+        await until("upgraded", called)
 
 
 async def test_a_tool_that_asks_in_the_older_era_is_found_and_never_run_twice(
