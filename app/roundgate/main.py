@@ -16,12 +16,12 @@ these layers alone (docs/decisions/0098).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp
@@ -31,17 +31,19 @@ from roundgate.backends.base import ServerState
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
 from roundgate.http import (
+    EVENTS,
     GRACE_S,
+    PROBES,
     BodyBudget,
     Guard,
     Health,
     McpEndpoint,
+    Operations,
     ProtectedResource,
     Rate,
     RequestMiddleware,
     Upstream,
     default_hosts,
-    make_events_router,
     make_metrics_router,
     make_router,
     not_found_handler,
@@ -144,8 +146,7 @@ def build_app(
         openapi_url="/openapi.json" if http.docs else None,
         redoc_url=None,
     )
-    for router in _routers(replica, using, resources, clock, budget):
-        app.include_router(router)
+    _add_routes(app, replica, using, resources, clock, budget)
     if console is not None:
         app.include_router(console.router)
         app.state.console = console.console
@@ -155,33 +156,32 @@ def build_app(
     return app
 
 
-def _routers(
+def _add_routes(
+    app: FastAPI,
     replica: Replica,
     using: Settings,
     resources: Mapping[str, ProtectedResource],
     clock: Clock,
     budget: BodyBudget,
-) -> Iterator[APIRouter]:
-    """Yield the path operations for probes, clients and services."""
+) -> None:
+    """Add the path operations for probes, clients and services."""
     core, http, tasks = replica.core, replica.config.http, replica.config.tasks
-    yield make_router(
-        lambda: _read_health(replica),
-        replica.readiness.status,
-        resources.values(),
-        http.path,
-        streams=using.streams,
+    app.state.operations = Operations(
+        health=lambda: _read_health(replica),
+        readiness=replica.readiness.status,
+        deliveries=Deliveries(core.stores.tasks, clock, tasks),
+        event_tokens=core.event_tokens,
+        rate=Rate(http.max_events_per_s, clock),
+        budget=budget,
+        max_event_bytes=tasks.max_event_bytes,
     )
-    yield make_events_router(
-        Deliveries(core.stores.tasks, clock, tasks),
-        core.event_tokens,
-        Rate(http.max_events_per_s, clock),
-        budget,
-        tasks.max_event_bytes,
-    )
+    app.include_router(PROBES)
+    app.include_router(make_router(resources.values(), http.path, streams=using.streams))
+    app.include_router(EVENTS)
     if http.metrics:
         from roundgate.observability import exposition  # loaded only if there are metrics
 
-        yield make_metrics_router(exposition.render)
+        app.include_router(make_metrics_router(exposition.render))
 
 
 def _wrapped(app: ASGIApp, layers: Sequence[Middleware]) -> ASGIApp:

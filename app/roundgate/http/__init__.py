@@ -13,11 +13,13 @@ from roundgate.http.request import Guard as Guard
 from roundgate.http.request import RequestMiddleware as RequestMiddleware
 from roundgate.http.request import default_hosts as default_hosts
 from roundgate.http.request import public_origins as public_origins
+from roundgate.http.routes import EVENTS as EVENTS
 from roundgate.http.routes import HEALTH as HEALTH
+from roundgate.http.routes import PROBES as PROBES
 from roundgate.http.routes import Health as Health
+from roundgate.http.routes import Operations as Operations
 from roundgate.http.routes import Rate as Rate
 from roundgate.http.routes import Upstream as Upstream
-from roundgate.http.routes import make_events_router as make_events_router
 from roundgate.http.routes import make_metrics_router as make_metrics_router
 from roundgate.http.routes import make_router as make_router
 from roundgate.http.routes import not_found_handler as not_found_handler

@@ -43,6 +43,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -209,40 +210,85 @@ class Ready(BaseModel):
     status: ReadinessStatus = Field(description="`ready`, or the reason for the status 503.")
 
 
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What the path operations of an app use: its `app.state.operations`.
+
+    Routers of the module serve all apps of a process, because FastAPI takes milliseconds for each.
+    """
+
+    health: Callable[[], Health]
+    """Returns the current status of the gateway."""
+    readiness: Callable[[], Awaitable[ReadinessStatus]]
+    """Returns whether the gateway should get requests."""
+    deliveries: Deliveries
+    """The recipient of the payloads of events."""
+    event_tokens: Callable[[], EventTokens]
+    """Returns the sealer of the tokens of events."""
+    rate: Rate
+    """The limit on the rate of events."""
+    budget: BodyBudget
+    """The limit on all bodies that are read at once."""
+    max_event_bytes: int
+    """The limit on a payload, in bytes (`tasks.max_event_bytes`)."""
+
+
+def _operations(request: Request) -> Operations:
+    operations: Operations = request.app.state.operations
+    return operations
+
+
+def _add_document(
+    router: APIRouter,
+    path: str,
+    answer: Callable[..., Any],
+    summary: str,
+    failures: dict[int | str, dict[str, Any]] | None = None,
+) -> None:
+    """Serve a document to GET and HEAD. The OpenAPI document omits HEAD."""
+    for method in ("GET", "HEAD"):
+        router.add_api_route(
+            path,
+            answer,
+            methods=[method],
+            summary=summary,
+            responses=failures,
+            include_in_schema=method == "GET",
+            response_model_exclude_none=True,
+        )
+
+
+async def healthz(request: Request) -> Health:
+    """Report to a probe that the gateway serves requests, and to an operator how."""
+    whole = _operations(request).health()
+    return whole if exchange_of(request.scope).operates else Health(status=whole.status)
+
+
+async def readyz(request: Request, response: Response) -> Ready:
+    """Report to a load balancer whether to send requests here; 503 if not."""
+    status = await _operations(request).readiness()
+    if status is not ReadinessStatus.READY:
+        response.status_code = 503
+    response.headers["cache-control"] = "no-store"
+    return Ready(status=status)
+
+
+PROBES: Final = APIRouter(tags=["operations"])
+_add_document(PROBES, HEALTH, healthz, "Health")
+_add_document(PROBES, READINESS, readyz, "Readiness", {503: {"model": Ready}})
+
+
 def make_router(
-    health: Callable[[], Health],
-    readiness: Callable[[], Awaitable[ReadinessStatus]],
-    resources: Iterable[ProtectedResource],
-    endpoint: str,
-    *,
-    streams: bool,
+    resources: Iterable[ProtectedResource], endpoint: str, *, streams: bool
 ) -> APIRouter:
-    """Return the routes of a gateway.
+    """Return the routes that differ between gateways: those for clients.
 
     Args:
-        health: a function that returns the current status of the gateway.
-        readiness: a function that returns whether the gateway should get requests.
         resources: the MCP endpoints as OAuth resources; empty without authentication.
         endpoint: the path of the default MCP endpoint, for error messages.
         streams: whether a response can be streamed.
     """
     router = APIRouter(tags=["operations"])
-
-    async def healthz(request: Request) -> Health:
-        """Report to a probe that the gateway serves requests, and to an operator how."""
-        whole = health()
-        return whole if exchange_of(request.scope).operates else Health(status=whole.status)
-
-    async def readyz(response: Response) -> Ready:
-        """Report to a load balancer whether to send requests here; 503 if not."""
-        status = await readiness()
-        if status is not ReadinessStatus.READY:
-            response.status_code = 503
-        response.headers["cache-control"] = "no-store"
-        return Ready(status=status)
-
-    _add_document(router, HEALTH, healthz, "Health")
-    _add_document(router, READINESS, readyz, "Readiness", {503: {"model": Ready}})
     for resource in resources:
         for path in resource.metadata_paths:
             _add_document(
@@ -276,26 +322,6 @@ def make_metrics_router(render: Callable[[str], tuple[bytes, str]]) -> APIRouter
         return Response(body, headers={"content-type": media_type})
 
     return router
-
-
-def _add_document(
-    router: APIRouter,
-    path: str,
-    answer: Callable[..., Any],
-    summary: str,
-    failures: dict[int | str, dict[str, Any]] | None = None,
-) -> None:
-    """Serve a document to GET and HEAD. The OpenAPI document omits HEAD."""
-    for method in ("GET", "HEAD"):
-        router.add_api_route(
-            path,
-            answer,
-            methods=[method],
-            summary=summary,
-            responses=failures,
-            include_in_schema=method == "GET",
-            response_model_exclude_none=True,
-        )
 
 
 def _make_metadata_route(
@@ -416,58 +442,42 @@ class Rate:
         return True
 
 
-def make_events_router(
-    deliveries: Deliveries,
-    tokens: Callable[[], EventTokens],
-    rate: Rate,
-    budget: BodyBudget,
-    max_bytes: int,
-) -> APIRouter:
-    """Return the route to which services post external events.
+EVENTS: Final = APIRouter(tags=["events"])
+# FastAPI builds a serializer for each model of a response, so the others refer to the first
+_REFUSAL: Final = {"$ref": "#/components/schemas/NotAccepted"}
+_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"content": {"application/json": {"schema": _REFUSAL}}}
+    for status in (404, 409, 410, 413, 415, 429, 503)
+}
 
-    Args:
-        deliveries: the recipient of the payloads.
-        tokens: a function that returns the sealer of the tokens.
-        rate: the limit on the rate of requests.
-        budget: the limit on all bodies that are read at once.
-        max_bytes: the limit on a payload, in bytes (`tasks.max_event_bytes`).
-    """
-    router = APIRouter(tags=["events"])
-    # FastAPI builds a serializer for each model of a response, so the others refer to the first
-    schema = {"$ref": "#/components/schemas/NotAccepted"}
-    refusals: dict[int | str, dict[str, Any]] = {
-        status: {"content": {"application/json": {"schema": schema}}}
-        for status in (404, 409, 410, 413, 415, 429, 503)
-    }
 
-    @router.post(
-        EVENTS_PATH + "{token}",
-        status_code=202,
-        summary="Deliver an external event",
-        responses={200: {"model": Accepted}, 400: {"model": NotAccepted}, **refusals},
-        openapi_extra={"requestBody": {"content": {"application/json": {"schema": {}}}}},
-    )
-    async def deliver(token: str, request: Request, response: Response) -> Accepted | NotAccepted:
-        """Accept one JSON value of at most `tasks.max_event_bytes` bytes for the task that waits
-        for the event of this token. An empty body is `null`."""
-        receipt, size = None, 0
-        try:
-            if not rate.take():
-                raise TransportError(429, "Too many events are being delivered; try again soon")
-            payload, size = await _payload(request, budget, max_bytes)
-            receipt = await deliveries.by_token(tokens(), token, payload)
-            status, error = _ANSWERS[receipt.delivered]
-        except (TransportError, ParseError, Unavailable) as refusal:
-            status, error = _status_from_error(refusal), str(refusal)
-        if status in (429, 503):
-            response.headers["retry-after"] = str(RETRY_AFTER_S)
-        response.status_code = status
-        _log(receipt, status, size)
-        if error is not None:
-            return NotAccepted(error=error)
-        return Accepted(status="accepted" if status == 202 else "repeated")
-
-    return router
+@EVENTS.post(
+    EVENTS_PATH + "{token}",
+    status_code=202,
+    summary="Deliver an external event",
+    responses={200: {"model": Accepted}, 400: {"model": NotAccepted}, **_REFUSALS},
+    openapi_extra={"requestBody": {"content": {"application/json": {"schema": {}}}}},
+)
+async def deliver(token: str, request: Request, response: Response) -> Accepted | NotAccepted:
+    """Accept one JSON value of at most `tasks.max_event_bytes` bytes for the task that waits
+    for the event of this token. An empty body is `null`."""
+    operations = _operations(request)
+    receipt, size = None, 0
+    try:
+        if not operations.rate.take():
+            raise TransportError(429, "Too many events are being delivered; try again soon")
+        payload, size = await _payload(request, operations.budget, operations.max_event_bytes)
+        receipt = await operations.deliveries.by_token(operations.event_tokens(), token, payload)
+        status, error = _ANSWERS[receipt.delivered]
+    except (TransportError, ParseError, Unavailable) as refusal:
+        status, error = _status_from_error(refusal), str(refusal)
+    if status in (429, 503):
+        response.headers["retry-after"] = str(RETRY_AFTER_S)
+    response.status_code = status
+    _log(receipt, status, size)
+    if error is not None:
+        return NotAccepted(error=error)
+    return Accepted(status="accepted" if status == 202 else "repeated")
 
 
 def _status_from_error(refusal: GatewayError) -> int:
