@@ -55,6 +55,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("stack")
 
 
+LONGEST = {"test_crash_points", "test_model", "test_right_handlers", "test_typical_mistakes"}
+"""Modules whose tests take up to minutes each with `--long`."""
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def pytest_begin_with_the_longest(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--long`, have each worker of xdist begin with its part of the longest tests, so that none is alone at the
+    end. A worker first gets a block of neighbours."""
+    if config.getoption("--long"):
+        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        longest = [item for item in items if item.path.stem in LONGEST]
+        others = [item for item in items if item.path.stem not in LONGEST]
+        size = -(-len(others) // workers)
+        items[:] = [
+            item
+            for worker in range(workers)
+            for item in (*longest[worker::workers], *others[worker * size :][:size])
+        ]
+
+
 STORE = Path(__file__).parents[1] / ".roundgate"
 """The folder of a gateway that was started in the checkout."""
 
@@ -124,7 +144,7 @@ def pytest_terminal_summary(
 
 
 @pytest.hookimpl(specname="pytest_sessionfinish", trylast=True)
-def save_coverage() -> None:
+def pytest_save_coverage() -> None:
     """Writes down which lines were run, under `scripts/test --cover`: xdist kills a worker that has not ended after ten
     seconds, and what it would have written at its end is lost."""
     if "PYTEST_XDIST_WORKER" in os.environ and "coverage" in sys.modules:
