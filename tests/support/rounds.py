@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp_types import _v2026_07_28 as official
+from pydantic import BaseModel
 
 from tests.support import wire
 from tests.support.asgi import Client
@@ -25,6 +26,12 @@ CAPABILITIES: dict[str, Any] = {
 }
 
 REFUSAL = "requestState is not valid for this request; start the call again without it"
+
+
+class Name(BaseModel):
+    """A form with one field."""
+
+    name: str
 
 
 def accept(**content: Any) -> dict[str, Any]:

@@ -32,6 +32,25 @@ def calling(name: str, request_id: Any = 1, **arguments: Any) -> dict[str, Any]:
     return request("tools/call", {"name": name, "arguments": arguments}, request_id)
 
 
+def telling(name: str, request_id: Any = 1, **arguments: Any) -> dict[str, Any]:
+    """A call whose client is told of its progress."""
+    asked = calling(name, request_id, **arguments)
+    asked["params"]["_meta"] = {"progressToken": "p"}
+    return asked
+
+
+def cancelling(request_id: Any) -> dict[str, Any]:
+    """The notification that cancels a request."""
+    params = {"requestId": request_id}
+    return {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+
+
+def text(response: dict[str, Any]) -> str:
+    """The text of the first block of a tool's result."""
+    said: str = response["result"]["content"][0]["text"]
+    return said
+
+
 def opening(requested: str = NEWEST, capabilities: dict[str, Any] | None = None) -> dict[str, Any]:
     """`initialize`."""
     declared = CAPABILITIES if capabilities is None else capabilities

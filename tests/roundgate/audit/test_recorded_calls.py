@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.cli import main
@@ -28,15 +27,11 @@ from tests.support.asgi import STATE_KEY, built, client, config_file
 from tests.support.audit import DIGESTS, KEY, files, records, text, verified, written
 from tests.support.issuer import ISSUER, bearer, gateway_for, token
 from tests.support.log_lines import log_lines
-from tests.support.rounds import accept, ask, retry
+from tests.support.rounds import Name, accept, ask, retry
 from tests.support.sessions import calling, opened
 from tests.support.task_client import DECLARED, TaskClient, ref_of, serving, tasked
 
 SECRET = "tell-nobody-4711"
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool

@@ -15,7 +15,7 @@ from roundgate.protocol.v2025 import VERSIONS
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Exchange, built, config_file, gateway
-from tests.support.sessions import Stream, calling, opened
+from tests.support.sessions import Stream, calling, opened, telling
 
 may_end = asyncio.Event()
 
@@ -171,9 +171,7 @@ async def test_clients_with_sessions_keep_their_connections_too(version: str) ->
         (message,) = await stream.over()
     assert message["result"]["content"][0]["text"] == "done"
     may_end.clear()
-    asked = calling("tell")
-    asked["params"]["_meta"] = {"progressToken": 1}
-    async with session.stream(app, asked) as stream:
+    async with session.stream(app, telling("tell")) as stream:
         assert (await stream.message())["method"] == "notifications/progress"
         await comments(stream, 3)
         may_end.set()
@@ -203,9 +201,7 @@ async def test_progress_after_comments_still_makes_a_call_that_can_be_resumed(
     using = Settings(store=f"sqlite:///{tmp_path}/store.sqlite3")
     app = built(config_file(late, http=HTTP), using)
     session = await opened(app, VERSIONS[0])
-    asked = calling("late")
-    asked["params"]["_meta"] = {"progressToken": 1}
-    async with session.stream(app, asked) as stream:
+    async with session.stream(app, telling("late")) as stream:
         await comments(stream, 2)
         reports.set()
         first = await stream.next()

@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.auth import Principal
@@ -28,17 +27,13 @@ from tests.support import wire
 from tests.support.asgi import Client, built, client, config_file, config_of
 from tests.support.clocks import FixedClock
 from tests.support.issuer import ISSUER, bearer, gateway_for, token
-from tests.support.rounds import CAPABILITIES, KEYS, accept, ask, retry
+from tests.support.rounds import CAPABILITIES, KEYS, Name, accept, ask, retry
 from tests.support.sessions import calling, opened, request
 from tests.support.task_client import tasked
 from tests.support.telemetry import recorded
 from tests.support.upstreams import until
 
 runs: list[str] = []
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool(read_only=True)

@@ -11,20 +11,15 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.auth import LOCAL, task_owner
 from roundgate.settings.process import Settings
 from tests.support.asgi import gateway
-from tests.support.rounds import accept
-from tests.support.sessions import calling, opened
+from tests.support.rounds import Name, accept
+from tests.support.sessions import calling, cancelling, opened, telling
 
 MOST = 1_000_000
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool
@@ -67,8 +62,7 @@ async def test_small_calls_with_large_results_cannot_fill_the_store(
 ) -> None:
     session = await opened(app)
     for number in range(25):
-        asked = calling("export", number, size=200_000)
-        asked["params"]["_meta"] = {"progressToken": number}
+        asked = telling("export", number, size=200_000)
         assert len(json.dumps(asked)) < 641
         async with session.stream(app, asked) as stream:
             *_, answer = await stream.over()
@@ -82,8 +76,7 @@ async def test_cancellations_of_calls_that_do_not_exist_are_bounded(
     session = await opened(app)
     statuses: list[int] = []
     while 429 not in statuses:
-        cancelled = {"requestId": f"none {len(statuses)}"}
-        note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancelled}
+        note = cancelling(f"none {len(statuses)}")
         response = await session.send(app, note)
         statuses.append(response.status_code)
     assert "limits.max_stored_bytes" in response.json()["error"]["message"]
@@ -100,9 +93,7 @@ async def test_a_call_that_waits_is_cancelled_by_any_replica_though_nothing_has_
     session = await opened(app)
 
     async def cancel(request_id: Any) -> int:
-        params = {"requestId": request_id}
-        note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
-        return (await session.send(other, note)).status_code
+        return (await session.send(other, cancelling(request_id))).status_code
 
     async with session.stream(app, calling("greet")) as stream:
         await stream.asked()

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from msgspec.structs import replace
-from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.auth.principal import Principal
@@ -26,15 +25,11 @@ from roundgate.tokens.keys import new_key
 from tests.support import wire
 from tests.support.asgi import gateway
 from tests.support.issuer import PUBLIC_URL, gateway_for, token
-from tests.support.rounds import accept
-from tests.support.sessions import BOTH, Event, Session, calling, opened, opening, request
+from tests.support.rounds import Name, accept
+from tests.support.sessions import BOTH, Event, Session, calling, opened, opening, request, text
 
 OLD, NEW = new_key(), new_key()
 steps: list[str] = []
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool
@@ -60,11 +55,6 @@ def using(tmp_path: Path) -> Settings:
 @pytest.fixture
 def app(using: Settings) -> FastAPI:
     return gateway(order, using=using)
-
-
-def text(response: dict[str, Any]) -> str:
-    said: str = response["result"]["content"][0]["text"]
-    return said
 
 
 async def begun() -> None:

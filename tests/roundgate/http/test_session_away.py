@@ -6,12 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.errors import Unavailable
@@ -20,16 +18,12 @@ from roundgate.storage import TaskRecord, TaskRef, patience
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from tests.support.asgi import gateway
-from tests.support.rounds import KEYS, accept
-from tests.support.sessions import Event, Session, Stream, calling, opened
+from tests.support.rounds import Name, accept
+from tests.support.sessions import Event, Session, Stream, calling, opened, telling, text
 
 steps: list[str] = []
 LONG = "x" * 5_000
 """An argument with which a call does not fit into the id of an event."""
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool
@@ -95,11 +89,6 @@ def _method(store: Store, operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def using(tmp_path: Path) -> Settings:
-    return Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
-
-
-@pytest.fixture
 def two(using: Settings, store: Store) -> tuple[FastAPI, FastAPI]:
     return gateway(order, pack, using=using), gateway(order, pack, using=using)
 
@@ -108,11 +97,6 @@ def two(using: Settings, store: Store) -> tuple[FastAPI, FastAPI]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it had been away for as long as a request waits."""
     monkeypatch.setattr(patience, "PATIENCE_S", 0)
-
-
-def text(message: dict[str, Any]) -> str:
-    said: str = message["result"]["content"][0]["text"]
-    return said
 
 
 async def ended(stream: Stream) -> tuple[str | None, list[dict[str, Any]]]:
@@ -231,11 +215,9 @@ async def test_a_report_of_progress_costs_no_call(
 ) -> None:
     """The id with which a client could come back to this one would have to be kept."""
     session = await opened(two[0])
-    called = calling("pack", note=LONG)
-    called["params"]["_meta"] = {"progressToken": "p"}
     await session.result(two[0], "ping")  # that it has not been ended is known then for a while
     store.is_away = True
-    async with session.stream(two[0], called) as stream:
+    async with session.stream(two[0], telling("pack", note=LONG)) as stream:
         event_id, messages = await ended(stream)
     assert event_id is None
     assert [one.get("method") for one in messages] == ["notifications/progress"] * 2 + [None]

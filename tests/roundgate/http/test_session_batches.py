@@ -14,7 +14,7 @@ from roundgate.http.older.endpoint import MAX_BATCH
 from tests.support import wire
 from tests.support.asgi import gateway
 from tests.support.functions import EVERYTHING
-from tests.support.sessions import Session, calling, opened, opening, request
+from tests.support.sessions import Session, calling, opened, opening, request, telling
 
 NOTE = {"jsonrpc": "2.0", "method": "notifications/initialized"}
 
@@ -50,9 +50,7 @@ async def test_a_batch_without_requests_is_accepted(app: FastAPI, session: Sessi
 
 
 async def test_what_is_told_of_a_batch_makes_it_a_stream(app: FastAPI, session: Session) -> None:
-    asked = calling("report", "r")
-    asked["params"]["_meta"] = {"progressToken": 1}
-    response = await session.send(app, [asked, request("ping", request_id="p")])
+    response = await session.send(app, [telling("report", "r"), request("ping", request_id="p")])
     events = wire.events(response.text)
     assert [one.get("id") for one in events[-2:]] == ["r", "p"]
     assert {one["method"] for one in events[:-2]} == {

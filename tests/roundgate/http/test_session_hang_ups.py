@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from msgspec.structs import replace
-from pydantic import BaseModel
 
 from roundgate import Context, ToolError, tool
 from roundgate.http.older import calls, rounds
@@ -23,12 +21,17 @@ from roundgate.tasks import hidden
 from roundgate.tasks.events import NewTask
 from tests.support.asgi import built, config_file, gateway
 from tests.support.clocks import FixedClock
-from tests.support.rounds import KEYS, accept
-from tests.support.sessions import Event, Session, Stream, calling, opened
-
-
-class Name(BaseModel):
-    name: str
+from tests.support.rounds import Name, accept
+from tests.support.sessions import (
+    Event,
+    Session,
+    Stream,
+    calling,
+    cancelling,
+    opened,
+    telling,
+    text,
+)
 
 
 class Work:
@@ -93,28 +96,11 @@ TOOLS = (pack, send, order, refuse)
 
 
 @pytest.fixture
-def using(tmp_path: Path) -> Settings:
-    return Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
-
-
-@pytest.fixture
 def two(using: Settings) -> tuple[FastAPI, FastAPI]:
     """Gateways with nothing in common but a store and a key."""
     global work
     work = Work()
     return gateway(*TOOLS, using=using), gateway(*TOOLS, using=using)
-
-
-def text(message: dict[str, Any]) -> str:
-    said: str = message["result"]["content"][0]["text"]
-    return said
-
-
-def telling(name: str, request_id: Any = 1) -> dict[str, Any]:
-    """A call that is told of its progress."""
-    asked = calling(name, request_id)
-    asked["params"]["_meta"] = {"progressToken": "p"}
-    return asked
 
 
 async def last(stream: Stream) -> str:
@@ -146,9 +132,7 @@ async def test_a_handler_whose_client_hangs_up_goes_on_to_its_end(
     two: tuple[FastAPI, FastAPI], version: str, tells: bool
 ) -> None:
     session = await opened(two[0], version)
-    asked = telling("pack")
-    asked["params"]["arguments"] = {"tells": tells}
-    async with session.stream(two[0], asked) as stream:
+    async with session.stream(two[0], telling("pack", tells=tells)) as stream:
         await asyncio.wait_for(work.begun.wait(), 60)
         await stream.gone()
         work.may_end.set()
@@ -325,9 +309,7 @@ async def test_a_call_whose_client_has_hung_up_can_be_cancelled(
     async with session.stream(two[0], telling("pack", 7)) as stream:
         await cut(stream)
         assert not work.cancelled.is_set()
-        told = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
-        cancelling_it = {**told, "params": {"requestId": 7}}
-        assert (await session.send(two[at], cancelling_it)).status_code == 202
+        assert (await session.send(two[at], cancelling(7))).status_code == 202
         await asyncio.wait_for(work.cancelled.wait(), 60)
 
 
@@ -340,8 +322,7 @@ async def test_a_call_that_was_cancelled_before_it_asks_asks_nothing(
     asked = telling("send", 7) if tells else calling("send", 7)
     async with session.stream(two[0], asked) as stream:
         await asyncio.wait_for(work.begun.wait(), 60)
-        told = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
-        await session.send(two[1], {**told, "params": {"requestId": 7}})
+        await session.send(two[1], cancelling(7))
         work.may_end.set()
         messages = await stream.over()
     assert not [one for one in messages if "id" in one]
@@ -419,7 +400,6 @@ async def test_a_cancellation_that_comes_while_the_response_is_written_takes_not
     async with session.stream(two[0], calling("pack", 7, tells=False)) as stream:
         stream.reading.clear()
         await asyncio.wait_for(stream.sends.wait(), 60)  # and its client reads slowly
-        cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
-        await session.send(two[0], {**cancelled, "params": {"requestId": 7}})
+        await session.send(two[0], cancelling(7))
         stream.reading.set()
         assert json.loads(await stream.body())["result"]["content"][0]["text"] == "it is packed"

@@ -3,13 +3,11 @@ them when they go away."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.auth.principal import Principal
@@ -20,14 +18,10 @@ from roundgate.tokens import KeyRing, keys
 from roundgate.tokens.ids import SessionSealer
 from tests.support import wire
 from tests.support.asgi import client, gateway
-from tests.support.rounds import KEYS, accept
+from tests.support.rounds import KEYS, Name, accept
 from tests.support.sessions import Session, calling, opened, request
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool
@@ -37,8 +31,7 @@ async def greet(ctx: Context) -> str:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> FastAPI:
-    using = Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
+def app(using: Settings) -> FastAPI:
     return gateway(greet, using=using, http={"max_streams_per_caller": 3})
 
 

@@ -6,14 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 from mcp_types import _v2025_11_25 as official
-from pydantic import BaseModel
 
 from roundgate import Context, Form, Roots, Sample, SyncContext, prompt, tool
 from roundgate.client import Client, Question
@@ -21,16 +19,13 @@ from roundgate.client.questions import Kind
 from roundgate.http.older import calls
 from roundgate.methods.rounds import IDEMPOTENCY_KEY
 from roundgate.settings.process import Settings
+from tests.support import sessions
 from tests.support.asgi import NO_FALLBACK, gateway
-from tests.support.rounds import KEYS, accept, sampled
-from tests.support.sessions import Event, Session, calling, opened, request
+from tests.support.rounds import Name, accept, sampled
+from tests.support.sessions import Event, Session, calling, cancelling, opened, request
 
 steps: list[str] = []
 """What steps have been run, in all gateways of a test."""
-
-
-class Name(BaseModel):
-    name: str
 
 
 def noted(what: str) -> str:
@@ -156,11 +151,6 @@ TOOLS = (
 
 
 @pytest.fixture
-def using(tmp_path: Path) -> Settings:
-    return Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
-
-
-@pytest.fixture
 def two(using: Settings) -> Iterator[tuple[FastAPI, FastAPI]]:
     """Two gateways with nothing in common but a store and a key."""
     steps.clear()
@@ -169,18 +159,16 @@ def two(using: Settings) -> Iterator[tuple[FastAPI, FastAPI]]:
     steps.clear()
 
 
-def text(response: dict[str, Any]) -> str:
-    """Of a response with the result of a tool that went well."""
-    assert not response["result"].get("isError"), response
-    said: str = response["result"]["content"][0]["text"]
-    return said
-
-
 def error_text(response: dict[str, Any]) -> str:
     """Of a response with the error of a tool."""
     assert response["result"]["isError"], response
-    said: str = response["result"]["content"][0]["text"]
-    return said
+    return sessions.text(response)
+
+
+def text(response: dict[str, Any]) -> str:
+    """Of a response with the result of a tool that went well."""
+    assert not response["result"].get("isError"), response
+    return sessions.text(response)
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2025-06-18"])
@@ -543,8 +531,7 @@ async def test_a_call_that_is_cancelled_ends_without_a_response_wherever_that_is
     session = await opened(two[0])
     async with session.stream(two[0], calling("greet", request_id=9)) as stream:
         await stream.asked()
-        told = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}
-        assert (await session.send(two[where], told)).status_code == 202
+        assert (await session.send(two[where], cancelling(9))).status_code == 202
         assert await stream.over() == []
 
 

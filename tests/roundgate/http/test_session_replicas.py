@@ -7,13 +7,11 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from msgspec.structs import replace
-from pydantic import BaseModel
 
 from roundgate import Context, resource, tool
 from roundgate.http.older import rounds, streams
@@ -21,16 +19,12 @@ from roundgate.settings.process import Settings
 from tests.roundgate.http.test_listen import listening, said
 from tests.support import wire
 from tests.support.asgi import gateway
-from tests.support.rounds import KEYS, accept
-from tests.support.sessions import Event, Session, calling, opened, request
+from tests.support.rounds import Name, accept
+from tests.support.sessions import Event, Session, calling, cancelling, opened, request, text
 
 began: asyncio.Queue[asyncio.Event] = asyncio.Queue()
 """One of each handler that has begun, which is set when that is cancelled."""
 steps: list[str] = []
-
-
-class Name(BaseModel):
-    name: str
 
 
 async def done(what: str) -> None:
@@ -80,11 +74,6 @@ TOOLS = (order, endless, change, note)
 
 
 @pytest.fixture
-def using(tmp_path: Path) -> Settings:
-    return Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
-
-
-@pytest.fixture
 def three(using: Settings) -> Iterator[list[FastAPI]]:
     """Gateways with nothing in common but a store and a key."""
     global began
@@ -98,11 +87,6 @@ def three(using: Settings) -> Iterator[list[FastAPI]]:
 def finite(using: Settings, three: list[FastAPI]) -> list[FastAPI]:
     """The same where no stream can be held."""
     return [gateway(*TOOLS, using=replace(using, listen="off")) for _ in three]
-
-
-def text(response: dict[str, Any]) -> str:
-    said: str = response["result"]["content"][0]["text"]
-    return said
 
 
 def token_of(response: dict[str, Any]) -> str:
@@ -173,12 +157,7 @@ async def test_twins_of_get_have_one_outcome(
 
 
 async def cancel(session: Session, app: FastAPI, request_id: Any) -> None:
-    told = {
-        "jsonrpc": "2.0",
-        "method": "notifications/cancelled",
-        "params": {"requestId": request_id},
-    }
-    assert (await session.send(app, told)).status_code == 202
+    assert (await session.send(app, cancelling(request_id))).status_code == 202
 
 
 @pytest.mark.parametrize("ask", [False, True])

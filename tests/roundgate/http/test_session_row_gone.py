@@ -9,17 +9,12 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.settings.process import Settings
 from tests.support.asgi import gateway
-from tests.support.rounds import KEYS, accept
+from tests.support.rounds import Name, accept
 from tests.support.sessions import calling, opened
-
-
-class Name(BaseModel):
-    name: str
 
 
 class Work:
@@ -41,13 +36,12 @@ def work() -> Work:
 
 
 @pytest.fixture
-def app(tmp_path: Path, work: Work) -> FastAPI:
+def app(using: Settings, work: Work) -> FastAPI:
     @tool
     async def order(ctx: Context) -> str:
         await ctx.elicit("who", "Who is it for?", Name)
         return str(await ctx.step("pack", work))
 
-    using = Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
     return gateway(order, using=using)
 
 

@@ -17,7 +17,7 @@ from roundgate.protocol.v2025 import VERSIONS
 from tests.support import wire
 from tests.support.asgi import Client, gateway
 from tests.support.functions import EVERYTHING
-from tests.support.sessions import BOTH, Session, calling, opened, opening, request
+from tests.support.sessions import BOTH, Session, calling, opened, opening, request, telling
 
 EVERY = pytest.mark.parametrize("version", VERSIONS)
 
@@ -192,9 +192,7 @@ async def test_a_tool_that_needs_what_the_client_cannot_do_says_so_to_the_model(
 async def test_progress_and_log_messages_come_on_the_stream_of_the_call(app: FastAPI) -> None:
     session = await opened(app)
     assert await session.result(app, "logging/setLevel", {"level": "error"}) == {}
-    asked = calling("report")
-    asked["params"]["_meta"] = {"progressToken": "mine"}
-    async with session.stream(app, asked) as stream:
+    async with session.stream(app, telling("report")) as stream:
         first = await stream.next()
         *told, response = await stream.over()
     assert first.message is None
@@ -212,13 +210,11 @@ async def test_a_client_of_an_earlier_revision_gets_no_event_without_a_message(
     app: FastAPI,
 ) -> None:
     session = await opened(app, "2025-06-18")
-    asked = calling("report")
-    asked["params"]["_meta"] = {"progressToken": 7}
-    async with session.stream(app, asked) as stream:
+    async with session.stream(app, telling("report")) as stream:
         first = await stream.next()
         await stream.over()
     assert first.message is not None
-    assert first.message["params"]["progressToken"] == 7
+    assert first.message["params"]["progressToken"] == "p"
 
 
 async def test_who_takes_no_stream_is_told_nothing_but_the_result(app: FastAPI) -> None:
