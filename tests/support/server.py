@@ -132,6 +132,18 @@ def wait_until_it_answers(server: Server) -> None:
     raise AssertionError(f"the server did not start: {server.log.read_text()}")
 
 
+def configured(folder: Path, tools: Path | str, **sections: Any) -> Path:
+    """Write the configuration of a gateway that serves a module, or the text of one, under the
+    names of its functions."""
+    if isinstance(tools, str):
+        (folder / "tools.py").write_text(tools)
+        tools = folder / "tools.py"
+    backend = {"kind": "python", "name": "own", "prefix": "", "path": str(tools)}
+    config = folder / "gateway.json"
+    config.write_text(json.dumps({"backends": [backend], **sections}))
+    return config
+
+
 @contextmanager
 def serving(folder: Path, config: str, tools: Path) -> Iterator[Server]:
     """A gateway of a configuration and a module of tools, both copied to a folder, which its store is in, too."""

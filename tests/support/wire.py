@@ -49,6 +49,20 @@ def message(
     return client.message(method, params or {}, request_id, envelope(**meta))
 
 
+def call(name: str, arguments: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+    """A call of a tool as a JSON value."""
+    return message("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
+
+
+def raw(asked: dict[str, Any], **changed: str) -> bytes:
+    """A request as bytes; names of headers have `_` for `-`, and an empty value drops one."""
+    body = json.dumps(asked).encode()
+    plain = {"host": "127.0.0.1", "content-length": str(len(body)), **headers(asked)}
+    plain |= {name.replace("_", "-"): value for name, value in changed.items()}
+    head = "".join(f"{name}: {value}\r\n" for name, value in plain.items() if value)
+    return f"POST /mcp HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
 def headers(of: dict[str, Any]) -> dict[str, str]:
     """The headers that go with a request."""
     usual = {**of, "params": {**of["params"], "_meta": envelope()}}

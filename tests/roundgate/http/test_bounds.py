@@ -20,10 +20,11 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate.http.room import SETTLED_S
-from tests.support import wire
 from tests.support.asgi import Client, client
-from tests.support.server import Server, running
+from tests.support.server import Server, configured, running
+from tests.support.wire import call, raw
 
+SERVED = Path(__file__).with_name("served.py")
 HEAD = b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 PATIENT = {
     "head_timeout_s": 600,
@@ -35,21 +36,9 @@ PATIENT = {
 SHORT = {"head_timeout_s": 0.5, "body_timeout_s": 0.5, "idle_timeout_s": 5}
 
 
-def configuration(directory: Path, http: dict[str, Any], **more: Any) -> Path:
-    config = directory / "gateway.json"
-    backend = {
-        "kind": "python",
-        "name": "served",
-        "prefix": "",
-        "path": str(Path(__file__).with_name("served.py")),
-    }
-    config.write_text(json.dumps({"backends": [backend], "http": http, **more}))
-    return config
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(configuration(tmp_path_factory.mktemp("bounded"), PATIENT)) as started:
+    with running(configured(tmp_path_factory.mktemp("bounded"), SERVED, http=PATIENT)) as started:
         yield started
         assert [line for line in started.lines() if line["level"] == "error"] == []
 
@@ -57,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose limits are reached, also by a client that is only slow."""
-    with running(configuration(tmp_path_factory.mktemp("hasty"), SHORT)) as started:
+    with running(configured(tmp_path_factory.mktemp("hasty"), SERVED, http=SHORT)) as started:
         yield started
         assert [line for line in started.lines() if line["level"] == "error"] == []
 
@@ -66,22 +55,6 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 async def mcp(server: Server) -> AsyncIterator[Client]:
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         yield Client(http)
-
-
-def raw(asked: dict[str, Any], *more: bytes) -> bytes:
-    body = json.dumps(asked).encode()
-    head = "".join(f"{name}: {value}\r\n" for name, value in wire.headers(asked).items()).encode()
-    lines = b"".join(line + b"\r\n" for line in more)
-    return b"POST /mcp HTTP/1.1\r\nhost: 127.0.0.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
-        head,
-        lines,
-        len(body),
-        body,
-    )
-
-
-def call(name: str, arguments: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
-    return wire.message("tools/call", {"name": name, "arguments": arguments or {}}, **meta)
 
 
 @asynccontextmanager
@@ -237,7 +210,7 @@ ROOM = {**PATIENT, "max_connections": PLACES, "max_connections_per_address": 4}
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Server]:
     """A server with few places, all of them free, which nothing but a newcomer makes anybody give up."""
-    with running(configuration(tmp_path, ROOM)) as started:
+    with running(configured(tmp_path, SERVED, http=ROOM)) as started:
         yield started
         assert [line for line in started.lines() if line["level"] == "error"] == []
 
@@ -422,7 +395,7 @@ print(bounds.connections, bounds.per_address)
 
 async def test_clients_that_do_not_read_do_not_keep_threads(tmp_path: Path) -> None:
     http = {**PATIENT, "send_timeout_s": 1}
-    with running(configuration(tmp_path, http, limits={"threads": 2})) as server:
+    with running(configured(tmp_path, SERVED, http=http, limits={"threads": 2})) as server:
         asked = raw(call("flood_thread", {"count": 2000, "size": 10_000}, logLevel="info"))
         connections = [
             await asyncio.open_connection("127.0.0.1", server.port, limit=1024) for _ in range(4)

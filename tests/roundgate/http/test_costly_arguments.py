@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.asgi import Client
-from tests.support.server import Server, running
+from tests.support.server import Server, configured, running
 
 TOOLS = '''
 from dataclasses import dataclass
@@ -63,17 +61,9 @@ async def count(where: Filter) -> int:
 '''
 
 
-def configuration(directory: Path) -> Path:
-    (directory / "tools.py").write_text(TOOLS)
-    config = directory / "gateway.json"
-    backend = {"kind": "python", "name": "tools", "prefix": "", "path": "tools.py"}
-    config.write_text(json.dumps({"backends": [backend]}))
-    return config
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(configuration(tmp_path_factory.mktemp("costly"))) as started:
+    with running(configured(tmp_path_factory.mktemp("costly"), TOOLS)) as started:
         yield started
 
 

@@ -16,6 +16,7 @@ from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Exchange, built, config_file, gateway
 from tests.support.sessions import Stream, calling, opened, telling
+from tests.support.wire import call
 
 may_end = asyncio.Event()
 
@@ -61,10 +62,6 @@ HTTP: dict[str, Any] = {"keep_alive_s": 0.05}
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
     return gateway(work, tell, fail, broken, http=HTTP)
-
-
-def call(name: str, **meta: Any) -> dict[str, Any]:
-    return wire.message("tools/call", {"name": name, "arguments": {}}, **meta)
 
 
 async def comments(exchange: Exchange, count: int) -> None:

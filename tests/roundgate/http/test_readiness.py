@@ -22,7 +22,7 @@ from tests.support.clocks import FixedClock
 from tests.support.issuer import jwks
 from tests.support.postgresql import postgresql as postgresql
 from tests.support.postgresql import postgresql_server as postgresql_server
-from tests.support.server import Server, running
+from tests.support.server import Server, configured, running
 from tests.support.services import answer, service
 
 TOOLS = '''
@@ -33,13 +33,6 @@ async def greet() -> str:
     """Greets."""
     return "Hello"
 '''
-CONFIG = "backends: [{kind: python, name: own, prefix: '', path: tools.py}]\n"
-
-
-def config(folder: Path) -> Path:
-    (folder / "tools.py").write_text(TOOLS)
-    (folder / "gateway.yaml").write_text(CONFIG)
-    return folder / "gateway.yaml"
 
 
 def ready(server: Server) -> tuple[int, str]:
@@ -57,7 +50,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_process_that_drains_still_serves_and_says_so(tmp_path: Path, workers: int) -> None:
     environment = {"GATEWAY_DRAIN_S": "999", "GATEWAY_STORE": f"sqlite:///{tmp_path}/s.sqlite3"}
-    with running(config(tmp_path), environment, "--workers", str(workers)) as server:
+    with running(configured(tmp_path, TOOLS), environment, "--workers", str(workers)) as server:
         wait_until(lambda: ready(server) == (200, "ready"))
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: ready(server) == (503, "draining"))
@@ -69,19 +62,21 @@ def test_a_process_that_drains_still_serves_and_says_so(tmp_path: Path, workers:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sigint_does_not_wait(tmp_path: Path, workers: int) -> None:
     environment = {"GATEWAY_DRAIN_S": "999", "GATEWAY_STORE": f"sqlite:///{tmp_path}/s.sqlite3"}
-    with running(config(tmp_path), environment, "--workers", str(workers)) as server:
+    with running(configured(tmp_path, TOOLS), environment, "--workers", str(workers)) as server:
         wait_until(lambda: ready(server) == (200, "ready"))
         assert server.stop(signal.SIGINT) == 0
 
 
 def test_draining_ends_by_itself(tmp_path: Path) -> None:
     environment = {"GATEWAY_DRAIN_S": "1", "GATEWAY_STORE": f"sqlite:///{tmp_path}/s.sqlite3"}
-    with running(config(tmp_path), environment) as server:
+    with running(configured(tmp_path, TOOLS), environment) as server:
         assert server.stop() == 0
 
 
 def test_without_a_period_the_process_stops_at_once(tmp_path: Path) -> None:
-    with running(config(tmp_path), {"GATEWAY_STORE": f"sqlite:///{tmp_path}/s.sqlite3"}) as server:
+    with running(
+        configured(tmp_path, TOOLS), {"GATEWAY_STORE": f"sqlite:///{tmp_path}/s.sqlite3"}
+    ) as server:
         assert server.stop() == 0
 
 
@@ -89,9 +84,9 @@ def test_a_gateway_that_needs_its_database_is_ready_while_that_answers(
     postgresql: Database, tmp_path: Path
 ) -> None:
     environment = {"GATEWAY_STORE": postgresql.url, "GATEWAY_STATE_KEYS": STATE_KEY}
-    file = config(tmp_path)
-    file.write_text(CONFIG + "http: {ready_needs_store: true}\n")
-    with running(file, environment) as server:
+    with running(
+        configured(tmp_path, TOOLS, http={"ready_needs_store": True}), environment
+    ) as server:
         wait_until(lambda: ready(server) == (200, "ready"))
         postgresql.stop()
         try:

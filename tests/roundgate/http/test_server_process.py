@@ -17,22 +17,12 @@ import pytest
 
 from tests.support import wire
 from tests.support.asgi import Client
-from tests.support.server import Server, running
+from tests.support.server import Server, configured, running
+from tests.support.wire import call, raw
 
+SERVED = Path(__file__).with_name("served.py")
+HTTP = {"keep_alive_s": 0.1, "max_body_bytes": 200_000}
 LISTEN = {"notifications": {"toolsListChanged": True}}
-
-
-def configuration(directory: Path) -> Path:
-    config = directory / "gateway.json"
-    backend = {
-        "kind": "python",
-        "name": "served",
-        "prefix": "",
-        "path": str(Path(__file__).with_name("served.py")),
-    }
-    http = {"keep_alive_s": 0.1, "max_body_bytes": 200_000}
-    config.write_text(json.dumps({"backends": [backend], "http": http}))
-    return config
 
 
 def troubles(server: Server) -> list[dict[str, Any]]:
@@ -49,7 +39,7 @@ def troubles(server: Server) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that leave it running; none of them may have made it stumble."""
-    with running(configuration(tmp_path_factory.mktemp("server"))) as started:
+    with running(configured(tmp_path_factory.mktemp("server"), SERVED, http=HTTP)) as started:
         yield started
         assert troubles(started) == []
 
@@ -77,19 +67,6 @@ async def stream(
     ):
         assert response.headers["content-type"] == "text/event-stream"
         yield messages(response)
-
-
-def raw(asked: dict[str, Any], *, host: str = "127.0.0.1", **headers: str) -> bytes:
-    """A request as bytes; header names are given with `_` for `-`."""
-    body = json.dumps(asked).encode()
-    plain = {"host": host, "content-length": str(len(body)), **wire.headers(asked)}
-    plain |= {name.replace("_", "-"): value for name, value in headers.items()}
-    head = "".join(f"{name}: {value}\r\n" for name, value in plain.items() if value)
-    return f"POST /mcp HTTP/1.1\r\n{head}\r\n".encode() + body
-
-
-def call(name: str, arguments: dict[str, Any], **meta: Any) -> dict[str, Any]:
-    return wire.message("tools/call", {"name": name, "arguments": arguments}, **meta)
 
 
 async def exchange(server: Server, *parts: bytes, pause_s: float = 0) -> bytes:
@@ -281,7 +258,7 @@ async def test_odd_bytes_are_answered_without_blaming_the_server(
 async def test_a_server_that_is_told_to_stop_ends_its_streams_and_itself(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with running(configuration(tmp_path)) as server:
+    with running(configured(tmp_path, SERVED, http=HTTP)) as server:
         idle = socket.create_connection(("127.0.0.1", server.port))
         async with AsyncExitStack() as stack:
             opened = []
@@ -324,7 +301,7 @@ async def test_requests_that_have_arrived_when_the_server_stops_are_answered(
     tmp_path: Path,
 ) -> None:
     probe = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
-    with running(configuration(tmp_path)) as server:
+    with running(configured(tmp_path, SERVED, http=HTTP)) as server:
         opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)]
         for reader, writer in opened:
             writer.write(probe)

@@ -11,13 +11,14 @@ import httpx
 import pytest
 
 from roundgate.http import replica
-from tests.roundgate.http.test_bounds import configuration
 from tests.support.asgi import Client
-from tests.support.server import running
+from tests.support.server import configured, running
+
+SERVED = Path(__file__).with_name("served.py")
 
 
 async def test_what_blocks_the_loop_is_named_and_when_it_goes_on(tmp_path: Path) -> None:
-    with running(configuration(tmp_path, {})) as server:
+    with running(configured(tmp_path, SERVED)) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             file = tmp_path / "goes on"
             asked = asyncio.create_task(Client(http).text("stand_still", {"file": str(file)}))
@@ -63,7 +64,7 @@ async def test_a_loop_is_not_blamed_for_the_time_in_which_its_process_was_stoppe
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here")
 async def test_a_process_that_was_stopped_as_a_whole_blames_no_line(tmp_path: Path) -> None:
-    with running(configuration(tmp_path, {})) as server:
+    with running(configured(tmp_path, SERVED)) as server:
         server.process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(1.6)
         server.process.send_signal(signal.SIGCONT)

@@ -10,7 +10,7 @@ import pytest
 from roundgate.errors import ConfigError
 from tests.support import wire
 from tests.support.asgi import config_of
-from tests.support.server import running
+from tests.support.server import configured, running
 
 TOOLS = """
 from roundgate import tool
@@ -22,41 +22,47 @@ async def hello() -> str:
 
 
 @pytest.mark.parametrize(
-    ("trusted", "forwarded", "allowed"),
+    ("trusted", "served"),
     [
-        ("[]", "203.0.113.{}", 3),
-        ("[127.0.0.1]", "203.0.113.{}", 6),
-        ("[127.0.0.0/8]", "203.0.113.{}", 6),
-        ("[10.0.0.1]", "203.0.113.{}", 3),
-        ("[127.0.0.1]", "198.51.100.1, 203.0.113.{},", 6),
-        ("[127.0.0.1]", "203.0.113.{}, , 127.0.0.1 ,", 6),
-        ("[127.0.0.1]", ",", 3),
+        ([], {"203.0.113.{}": 3}),
+        (["10.0.0.1"], {"203.0.113.{}": 3}),
+        (["127.0.0.0/8"], {"203.0.113.{}": 6}),
+        (
+            ["127.0.0.1"],
+            {
+                "203.0.113.{}": 6,
+                "198.51.100.1, 203.0.113.1{},": 6,
+                "203.0.113.2{}, , 127.0.0.1 ,": 6,
+                ",": 3,
+            },
+        ),
     ],
+    ids=["none", "another", "a network", "an address"],
 )
 def test_only_a_proxy_that_is_named_says_who_is_calling(
-    tmp_path: Path, trusted: str, forwarded: str, allowed: int
+    tmp_path: Path, trusted: list[str], served: dict[str, int]
 ) -> None:
-    (tmp_path / "tools.py").write_text(TOOLS)
-    config = tmp_path / "gateway.yaml"
-    config.write_text(
-        f"http: {{trusted_proxies: {trusted}}}\nrate: {{calls_per_minute: 3}}\n"
-        "backends: [{kind: python, name: own, prefix: '', path: tools.py}]\n"
+    config = configured(
+        tmp_path, TOOLS, http={"trusted_proxies": trusted}, rate={"calls_per_minute": 3}
     )
-    call = wire.message("tools/call", {"name": "hello", "arguments": {}})
+    call = wire.call("hello")
     environment = {
         "GATEWAY_ALLOW_ANONYMOUS": "true",
         "GATEWAY_STORE": f"sqlite:///{tmp_path}/s.sqlite3",
     }
-    with running(config, environment) as server, httpx.Client(timeout=60) as http:
+
+    def allowed(forwarded: str) -> int:
+        headers = [{"x-forwarded-for": forwarded.format(number)} for number in range(6)]
         answers = [
-            http.post(
-                f"{server.url}/mcp",
-                json=call,
-                headers={**wire.headers(call), "x-forwarded-for": forwarded.format(number)},
-            )
-            for number in range(6)
+            http.post("/mcp", json=call, headers=wire.headers(call) | one) for one in headers
         ]
-    assert [answer.status_code for answer in answers].count(200) == allowed
+        return [answer.status_code for answer in answers].count(200)
+
+    with (
+        running(config, environment) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+    ):
+        assert {forwarded: allowed(forwarded) for forwarded in served} == served
 
 
 @pytest.mark.parametrize("proxy", ["*", "proxy.internal", "10.0.0.1/8", "10.0.0.0/33", ""])

@@ -16,9 +16,9 @@ import pytest
 
 from roundgate.errors import AnswersUnread, Unavailable
 from roundgate.http.unread import UnreadAnswers
-from tests.support import wire
-from tests.support.server import Server, running
+from tests.support.server import Server, configured, running
 from tests.support.telemetry import recorded
+from tests.support.wire import call, raw
 
 TOOLS = """
 import asyncio, time
@@ -63,18 +63,16 @@ async def how_many() -> str:
     return f"{began} began"
 """
 WHOLE = 8_000_000
-HTTP = (
-    "http: {max_unread_bytes: 20_000_000, send_timeout_s: 600, max_connections_per_address: 500}\n"
-)
-LIMITS = "limits: {threads: 2}\n"
+HTTP = {
+    "max_unread_bytes": 20_000_000,
+    "send_timeout_s": 600,
+    "max_connections_per_address": 500,
+}
 
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    (folder / "tools.py").write_text(TOOLS)
-    config = folder / "gateway.yaml"
-    backend = "backends: [{kind: python, name: own, prefix: '', path: tools.py}]\n"
-    config.write_text(HTTP + LIMITS + backend)
+    config = configured(folder, TOOLS, http=HTTP, limits={"threads": 2})
     with running(config, {"GATEWAY_STORE": f"sqlite:///{folder}/store.sqlite3"}) as started:
         yield started
 
@@ -95,14 +93,6 @@ def new_server(tmp_path: Path) -> Iterator[Server]:
 def stack() -> Iterator[ExitStack]:
     with ExitStack() as made:
         yield made
-
-
-def request(tool: str) -> bytes:
-    asked = wire.message("tools/call", {"name": tool, "arguments": {}})
-    body = json.dumps(asked).encode()
-    headers = {"host": "127.0.0.1", "content-length": str(len(body)), **wire.headers(asked)}
-    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"POST /mcp HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
 def caller(
@@ -145,7 +135,7 @@ def read(client: socket.socket, pause_s: float = 0) -> bytes:
 def test_who_does_not_read_makes_room_and_delays_nobody_else(
     server: Server, stack: ExitStack
 ) -> None:
-    oldest, newest = (caller(server, stack, "127.0.0.1", request("large")) for _ in range(2))
+    oldest, newest = (caller(server, stack, "127.0.0.1", raw(call("large"))) for _ in range(2))
     wait_until_served(server, stack, "127.0.0.2")
     health = caller(server, stack, "127.0.0.1", b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert b"ok" in read(health)
@@ -154,9 +144,9 @@ def test_who_does_not_read_makes_room_and_delays_nobody_else(
 
 
 def test_the_caller_with_most_loses_its_oldest_answer(server: Server, stack: ExitStack) -> None:
-    modest = caller(server, stack, "127.0.0.3", request("large"))
+    modest = caller(server, stack, "127.0.0.3", raw(call("large")))
     wait_until_served(server, stack, "127.0.0.3")
-    oldest, newest = (caller(server, stack, "127.0.0.4", request("large")) for _ in range(2))
+    oldest, newest = (caller(server, stack, "127.0.0.4", raw(call("large"))) for _ in range(2))
     wait_until_served(server, stack, "127.0.0.4")
     assert len(read(oldest)) < WHOLE
     assert len(read(modest)) > WHOLE
@@ -164,13 +154,13 @@ def test_the_caller_with_most_loses_its_oldest_answer(server: Server, stack: Exi
 
 
 def wait_until_served(server: Server, stack: ExitStack, address: str) -> None:
-    assert b'"small"' in read(caller(server, stack, address, request("small")))
+    assert b'"small"' in read(caller(server, stack, address, raw(call("small"))))
 
 
 def test_a_slow_reader_gets_its_whole_answer(server: Server, stack: ExitStack) -> None:
-    slow = caller(server, stack, "127.0.0.5", request("large"))
+    slow = caller(server, stack, "127.0.0.5", raw(call("large")))
     for _ in range(6):
-        caller(server, stack, "127.0.0.6", request("large"))
+        caller(server, stack, "127.0.0.6", raw(call("large")))
     assert len(read(slow, pause_s=0.05)) > WHOLE
 
 
@@ -178,7 +168,7 @@ def test_many_large_answers_at_once_arrive_if_they_are_read(
     server: Server, stack: ExitStack
 ) -> None:
     clients = [
-        caller(server, stack, "127.0.0.7", request("large"), buffer=1_000_000) for _ in range(8)
+        caller(server, stack, "127.0.0.7", raw(call("large")), buffer=1_000_000) for _ in range(8)
     ]
     with ThreadPoolExecutor(8) as threads:
         assert all(len(body) > WHOLE for body in threads.map(read, clients))
@@ -187,7 +177,7 @@ def test_many_large_answers_at_once_arrive_if_they_are_read(
 def test_requests_on_one_connection_wait_until_the_answer_before_is_read(
     server: Server, stack: ExitStack
 ) -> None:
-    client = caller(server, stack, "127.0.0.8", request("large") * 3)
+    client = caller(server, stack, "127.0.0.8", raw(call("large")) * 3)
     for _ in range(3):
         assert len(read(client)) > WHOLE
 
@@ -202,7 +192,7 @@ def most_memory(server: Server) -> int:
 def wait_for_number(server: Server, stack: ExitStack, expected: int) -> None:
     """Wait until so many handlers have begun."""
     while b'"%d began"' % expected not in read(
-        caller(server, stack, "127.0.0.20", request("how_many"))
+        caller(server, stack, "127.0.0.20", raw(call("how_many")))
     ):
         time.sleep(0.02)
 
@@ -216,7 +206,7 @@ def test_an_answer_counts_until_its_last_byte_is_sent(new_server: Server, stack:
     before = most_memory(new_server)
     # the kernel takes all but a few kilobytes of 4 MB, and the event loop keeps them whole
     for _ in range(60):
-        caller(new_server, stack, "127.0.0.9", request("nearly_sent"))
+        caller(new_server, stack, "127.0.0.9", raw(call("nearly_sent")))
     for _ in range(20):
         wait_until_served(new_server, stack, "127.0.0.10")
     assert most_memory(new_server) - before < 100_000_000
@@ -226,10 +216,10 @@ def test_an_answer_counts_until_its_last_byte_is_sent(new_server: Server, stack:
 def test_results_that_are_finished_together_are_bounded_and_their_callers_told(
     new_server: Server, stack: ExitStack
 ) -> None:
-    clients = [caller(new_server, stack, "127.0.0.11", request("together")) for _ in range(30)]
+    clients = [caller(new_server, stack, "127.0.0.11", raw(call("together"))) for _ in range(30)]
     wait_for_number(new_server, stack, 30)
     before = most_memory(new_server)
-    assert b"released" in read(caller(new_server, stack, "127.0.0.12", request("release")))
+    assert b"released" in read(caller(new_server, stack, "127.0.0.12", raw(call("release"))))
     answers = [read(client) for client in clients]
     told = [body for body in answers if b"dropped" in body and b"max_unread_bytes" in body]
     whole = [body for body in answers if len(body) > WHOLE]
@@ -249,10 +239,10 @@ def test_plain_functions_begin_only_while_there_is_room(
     new_server: Server, stack: ExitStack
 ) -> None:
     for _ in range(12):
-        caller(new_server, stack, "127.0.0.13", request("plain"))
+        caller(new_server, stack, "127.0.0.13", raw(call("plain")))
     # the threads would be free for this call only after the twelve
-    assert len(read(caller(new_server, stack, "127.0.0.14", request("plain")))) > WHOLE
-    counted = read(caller(new_server, stack, "127.0.0.14", request("how_many")))
+    assert len(read(caller(new_server, stack, "127.0.0.14", raw(call("plain"))))) > WHOLE
+    counted = read(caller(new_server, stack, "127.0.0.14", raw(call("how_many"))))
     assert any(b'"%d began"' % number in counted for number in range(2, 12)), counted
 
 
