@@ -78,13 +78,6 @@ def wait_for(file: str) -> None:
 
 
 @tool
-async def change(ctx: Context) -> str:
-    """Tells the listeners that the tools have changed."""
-    await ctx.tools_changed()
-    return "told"
-
-
-@tool
 def flood_thread(ctx: SyncContext, count: int, size: int) -> str:
     """Sends so many log messages of so many characters, from a thread."""
     for number in range(count):

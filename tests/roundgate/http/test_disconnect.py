@@ -15,7 +15,7 @@ from tests.support import wire
 from tests.support.asgi import Exchange, client, gateway
 from tests.support.functions import add
 
-CALL = wire.message("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}})
+CALL = wire.call("add", {"a": 1, "b": 2})
 
 
 class Waiter:
@@ -44,9 +44,7 @@ async def test_a_client_that_hangs_up_cancels_its_call(
     meta: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     waiter = Waiter()
-    async with Exchange(
-        waiter.app, wire.message("tools/call", {"name": "wait"}, **meta)
-    ) as exchange:
+    async with Exchange(waiter.app, wire.call("wait", **meta)) as exchange:
         await waiter.started.wait()
         exchange.hang_up()
         assert await asyncio.wait_for(waiter.ended, 60) == "cancelled"
@@ -56,7 +54,7 @@ async def test_a_client_that_hangs_up_cancels_its_call(
 
 async def test_one_client_that_hangs_up_does_not_disturb_another() -> None:
     waiter = Waiter()
-    asked = wire.message("tools/call", {"name": "wait"})
+    asked = wire.call("wait")
     async with Exchange(waiter.app, asked) as staying:
         async with Exchange(waiter.app, asked) as leaving:
             await waiter.started.wait()
@@ -77,9 +75,7 @@ async def test_a_handler_that_will_not_be_cancelled_harms_nobody(
             await asyncio.sleep(0.01)
         return "anyway"
 
-    async with Exchange(
-        gateway(stubborn), wire.message("tools/call", {"name": "stubborn"})
-    ) as exchange:
+    async with Exchange(gateway(stubborn), wire.call("stubborn")) as exchange:
         exchange.hang_up()
     assert not exchange.running.cancelled()
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
@@ -93,9 +89,7 @@ async def test_a_handler_that_fails_while_it_is_cancelled_harms_nobody() -> None
         finally:
             raise RuntimeError("in the clean-up")
 
-    async with Exchange(
-        gateway(clumsy), wire.message("tools/call", {"name": "clumsy"})
-    ) as exchange:
+    async with Exchange(gateway(clumsy), wire.call("clumsy")) as exchange:
         exchange.hang_up()
     assert exchange.running.exception() is None
 
@@ -113,7 +107,7 @@ async def test_a_thread_is_left_to_itself_when_its_client_hangs_up() -> None:
             ended.set()
         return "unheard"
 
-    asked = wire.message("tools/call", {"name": "work"}, progressToken=1)
+    asked = wire.call("work", progressToken=1)
     async with Exchange(gateway(work), asked) as exchange:
         assert await asyncio.to_thread(began.wait, 60)
         exchange.hang_up()
@@ -170,7 +164,7 @@ async def test_a_cancellation_from_outside_is_passed_on_and_logged_as_such(
 ) -> None:
     caplog.set_level("INFO", "roundgate.request")
     waiter = Waiter()
-    exchange = Exchange(waiter.app, wire.message("tools/call", {"name": "wait"}))
+    exchange = Exchange(waiter.app, wire.call("wait"))
     async with exchange:
         await waiter.started.wait()
         exchange.running.cancel()
@@ -217,13 +211,3 @@ async def test_a_call_that_is_over_is_not_watched_any_more() -> None:
         async with asyncio.timeout(60):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110 - of calls that took long
                 await asyncio.sleep(0.01)
-
-
-async def test_a_call_longer_than_the_first_moments_is_answered_as_usual() -> None:
-    @tool
-    async def nap() -> str:
-        await asyncio.sleep(0.05)
-        return "rested"
-
-    async with client(gateway(nap)) as mcp:
-        assert await mcp.text("nap") == "rested"

@@ -15,7 +15,7 @@ from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.functions import add
 
-CALL = wire.message("tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}})
+CALL = wire.call("add", {"a": 1, "b": 2})
 HEADERS = wire.headers(CALL)
 
 
@@ -292,9 +292,7 @@ async def test_a_body_may_have_many_values_but_not_any_number() -> None:
 
 async def test_large_bodies_that_are_being_served_are_bounded_together() -> None:
     app = gateway(wait_for_gate, http={"max_pending_bytes": 1_000_000})
-    asked = wire.message(
-        "tools/call", {"name": "wait_for_gate", "arguments": {"text": "x" * 400_000}}
-    )
+    asked = wire.call("wait_for_gate", {"text": "x" * 400_000})
     async with Exchange(app, asked), Exchange(app, asked), asyncio.timeout(60):
         await at_the_gate.get()
         await at_the_gate.get()
@@ -343,7 +341,7 @@ async def test_a_uri_over_8_kb_is_refused_before_it_is_matched(
 
 
 async def test_a_long_progress_token_is_none(everything: FastAPI) -> None:
-    asked = wire.message("tools/call", {"name": "report", "arguments": {}}, progressToken="x" * 257)
+    asked = wire.call("report", progressToken="x" * 257)
     async with Exchange(everything, asked) as one:
         await one.body()
     assert one.headers[b"content-type"] == b"application/json"
@@ -366,7 +364,7 @@ async def test_who_does_not_read_its_events_loses_its_call_under_any_server() ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("roundgate.main.GRACE_S", 0.05)
         app = gateway(talk, http={"send_timeout_s": 0.05})
-    asked = wire.message("tools/call", {"name": "talk", "arguments": {}}, logLevel="info")
+    asked = wire.call("talk", logLevel="info")
     async with Exchange(app, asked) as one:
         await one.event()
         one.reading.clear()

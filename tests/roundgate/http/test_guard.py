@@ -18,6 +18,18 @@ from tests.support.functions import add
 DISCOVER = wire.message("server/discover")
 
 
+@pytest.fixture(scope="module")
+def local() -> FastAPI:
+    """A gateway without authentication, for this machine alone."""
+    return gateway(add)
+
+
+@pytest.fixture(scope="module")
+def anonymous() -> FastAPI:
+    """A gateway that anybody may use."""
+    return gateway(add, using=Settings(allow_anonymous=True))
+
+
 async def ask(app: FastAPI, **headers: str | bytes) -> httpx.Response:
     async with client(app) as mcp:
         sent: dict[str, Any] = {**wire.headers(DISCOVER), **headers}
@@ -257,21 +269,20 @@ async def test_a_page_at_a_name_that_anybody_may_have_is_not_the_gateways_own(sc
 
 @pytest.mark.parametrize("server", ["192.0.2.7", "::ffff:192.0.2.7", "2001:db8::7", "0.0.0.0"])
 async def test_without_authentication_only_this_machine_is_served(
-    server: str,
+    local: FastAPI, anonymous: FastAPI, server: str
 ) -> None:
-    async with exchange(gateway(add), DISCOVER, server) as refused:
+    async with exchange(local, DISCOVER, server) as refused:
         body = json.loads(await refused.body())
     assert refused.status == 403
     assert "GATEWAY_ALLOW_ANONYMOUS" in body["error"]["message"]
-    allowing = gateway(add, using=Settings(allow_anonymous=True))
-    async with exchange(allowing, DISCOVER, server) as served:
+    async with exchange(anonymous, DISCOVER, server) as served:
         await served.body()
     assert served.status == 200
 
 
 @pytest.mark.parametrize("server", ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"])
-async def test_without_authentication_this_machine_is_served(server: str) -> None:
-    async with exchange(gateway(add), DISCOVER, server) as served:
+async def test_without_authentication_this_machine_is_served(local: FastAPI, server: str) -> None:
+    async with exchange(local, DISCOVER, server) as served:
         await served.body()
     assert served.status == 200
 
@@ -306,14 +317,12 @@ async def test_without_authentication_this_machine_is_served(server: str) -> Non
     ],
 )
 async def test_without_authentication_what_a_proxy_here_forwards_is_refused(
-    name: str, value: str
+    local: FastAPI, anonymous: FastAPI, name: str, value: str
 ) -> None:
-    async with client(gateway(add)) as mcp:
-        response = await mcp.post("server/discover", headers={name: value})
-    assert response.status_code == 403
-    allowing = gateway(add, using=Settings(allow_anonymous=True))
-    async with client(allowing) as mcp:
-        assert (await mcp.post("server/discover", headers={name: value})).status_code == 200
+    for app, status in ((local, 403), (anonymous, 200)):
+        async with client(app) as mcp:
+            response = await mcp.post("server/discover", headers={name: value})
+        assert response.status_code == status
 
 
 def exchange(app: FastAPI, asked: dict[str, Any], server: str) -> Exchange:

@@ -29,7 +29,7 @@ async def turns_before(text: str) -> int:
             await asyncio.sleep(0)
             turns += 1
 
-    asked = wire.message("tools/call", {"name": "measure", "arguments": {"text": text}})
+    asked = wire.call("measure", {"text": text})
     async with stoppable(gateway(measure)) as app:
         other = asyncio.create_task(other_work())
         async with Exchange(app, asked) as exchange:

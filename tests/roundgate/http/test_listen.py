@@ -119,7 +119,7 @@ async def test_a_resource_subscription_hears_of_its_uris_alone(everything: FastA
         ]
 
 
-@pytest.mark.parametrize("request_id", [1, 0, -5, 2**53, "1", "", "ü"])
+@pytest.mark.parametrize("request_id", [0, "1", ""])
 async def test_every_message_has_the_id_of_the_request_and_its_json_type(request_id: Any) -> None:
     asked = wire.message("subscriptions/listen", {"notifications": ALL}, request_id)
     async with stoppable(gateway(*EVERYTHING)) as app, Exchange(app, asked) as stream:
@@ -230,17 +230,7 @@ async def test_a_client_that_does_not_accept_events_is_refused_and_takes_up_no_r
 
 
 @pytest.mark.parametrize(
-    "params",
-    [
-        {},
-        {"notifications": None},
-        {"notifications": []},
-        {"notifications": {"toolsListChanged": "yes"}},
-        {"notifications": {"toolsListChanged": None}},
-        {"notifications": {"resourceSubscriptions": "note://one"}},
-        {"notifications": {"resourceSubscriptions": [1]}},
-        {"notifications": {"resourceSubscriptions": ["note://one"] * 1001}},
-    ],
+    "params", [{}, {"notifications": None}, {"notifications": {"toolsListChanged": "yes"}}]
 )
 async def test_a_filter_of_the_wrong_shape_is_refused(mcp: Client, params: dict[str, Any]) -> None:
     status, error = await mcp.error("subscriptions/listen", params)
@@ -248,12 +238,7 @@ async def test_a_filter_of_the_wrong_shape_is_refused(mcp: Client, params: dict[
 
 
 @pytest.mark.parametrize(
-    "using",
-    [
-        Settings(listen="off"),
-        Settings(on_lambda=True, allow_anonymous=True),
-        Settings(listen="auto", on_lambda=True, allow_anonymous=True),
-    ],
+    "using", [Settings(listen="off"), Settings(on_lambda=True, allow_anonymous=True)]
 )
 async def test_where_nothing_can_stream_listen_is_neither_advertised_nor_served(
     using: Settings,

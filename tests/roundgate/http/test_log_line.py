@@ -130,7 +130,7 @@ async def test_a_call_whose_client_hung_up(caplog: pytest.LogCaptureFixture) -> 
         await asyncio.sleep(30)
         return "never"
 
-    asked = wire.message("tools/call", {"name": "wait"}, progressToken=1)
+    asked = wire.call("wait", progressToken=1)
     async with Exchange(gateway(wait), asked) as exchange:
         await exchange.event()
         exchange.hang_up()

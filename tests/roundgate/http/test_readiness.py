@@ -73,13 +73,6 @@ def test_draining_ends_by_itself(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
-def test_without_a_period_the_process_stops_at_once(tmp_path: Path) -> None:
-    with running(
-        configured(tmp_path, TOOLS), {"GATEWAY_STORE": f"sqlite:///{tmp_path}/s.sqlite3"}
-    ) as server:
-        assert server.stop() == 0
-
-
 def test_a_gateway_that_needs_its_database_is_ready_while_that_answers(
     postgresql: Database, tmp_path: Path
 ) -> None:

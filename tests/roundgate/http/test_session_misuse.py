@@ -10,15 +10,9 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate import Context, tool
-from roundgate.auth.principal import Principal
-from roundgate.clock import Clock
-from roundgate.errors import SessionNotFound
 from roundgate.settings.process import Settings
-from roundgate.tokens import KeyRing, keys
-from roundgate.tokens.ids import SessionSealer
-from tests.support import wire
 from tests.support.asgi import client, gateway
-from tests.support.rounds import KEYS, Name, accept
+from tests.support.rounds import Name, accept
 from tests.support.sessions import Session, calling, opened, request
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
@@ -33,17 +27,6 @@ async def greet(ctx: Context) -> str:
 @pytest.fixture
 def app(using: Settings) -> FastAPI:
     return gateway(greet, using=using, http={"max_streams_per_caller": 3})
-
-
-async def test_a_request_of_both_eras_is_of_the_later_one(app: FastAPI) -> None:
-    session = await opened(app)
-    modern = wire.message("tools/list", {}, 1)
-    response = await session.send(app, modern)
-    assert response.json()["error"]["code"] == -32020
-    headers = {**wire.headers(modern), "mcp-session-id": session.id}
-    async with client(app) as mcp:
-        answer = await mcp.http.post("/mcp", json=modern, headers=headers)
-    assert answer.json()["result"]["resultType"] == "complete"
 
 
 async def test_initialize_inside_a_session_opens_another_and_in_the_later_era_is_gone(
@@ -70,16 +53,6 @@ async def test_a_version_that_is_no_string_is_refused(app: FastAPI, version: Any
     error = response.json()["error"]
     assert error["code"] == -32602
     assert "protocolVersion" in error["message"]
-
-
-def test_a_session_of_another_subject_is_not_found() -> None:
-    sealer = SessionSealer(KeyRing(keys.parse(KEYS, "test"), "roundgate"), Clock(), 60)
-    mine, theirs = Principal("issuer", "me", "client"), Principal("issuer", "you", "client")
-    token = sealer.seal(mine, "2025-11-25", "2025-11-25", {}, {})
-    assert sealer.open(token, mine).revision == "2025-11-25"
-    for other in (theirs, Principal("issuer", "me", "another"), Principal("else", "me", "client")):
-        with pytest.raises(SessionNotFound):
-            sealer.open(token, other)
 
 
 async def test_a_client_that_goes_away_before_its_body_has_come_leaves_nothing(

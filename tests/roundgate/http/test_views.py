@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +210,12 @@ async def test_a_state_of_one_view_is_none_at_another(path: str, other: str) -> 
         assert done["content"][0]["text"].startswith("did it")
 
 
-@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
-async def test_a_task_of_one_view_is_unknown_at_another(tmp_path: Path, method: str) -> None:
+async def test_a_task_of_one_view_is_unknown_at_another(tmp_path: Path) -> None:
+    methods: dict[str, dict[str, Any]] = {
+        "tasks/get": {},
+        "tasks/update": {"inputResponses": {}},
+        "tasks/cancel": {},
+    }
     file = config_file(*ALL, views=[SUPPORT, ADMIN], tasks={"poll_interval_ms": 100})
     async with (
         stoppable(build_app(file, task_settings(tmp_path))) as app,
@@ -218,15 +223,14 @@ async def test_a_task_of_one_view_is_unknown_at_another(tmp_path: Path, method: 
     ):
         admin = TaskClient(at(everything.http, "/for/admins"), DECLARED)
         created = await admin.begin("dig", depth=3)
-        more: dict[str, Any] = {"inputResponses": {}} if method == "tasks/update" else {}
-        for path in ("/mcp", "/support/mcp"):
-            response = await at(everything.http, path).post(
-                method, {"taskId": created, **more}, clientCapabilities=DECLARED
-            )
-            unknown = await at(everything.http, path).post(
-                method, {"taskId": "A" * 22, **more}, clientCapabilities=DECLARED
-            )
-            assert response.json()["error"] == unknown.json()["error"]
+        for path, (method, more) in product(("/mcp", "/support/mcp"), methods.items()):
+            there, unknown = [
+                await at(everything.http, path).post(
+                    method, {"taskId": task_id, **more}, clientCapabilities=DECLARED
+                )
+                for task_id in (created, "A" * 22)
+            ]
+            assert there.json()["error"] == unknown.json()["error"], (path, method)
         assert await admin.text(created) == "dug 3"
 
 

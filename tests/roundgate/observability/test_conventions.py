@@ -260,7 +260,7 @@ async def test_requests_to_a_server_are_by_the_convention(
     ):
         seen.clear()
         for name in ("works", "fails", "refuses", "invents"):
-            asked = wire.message("tools/call", {"name": f"up__{name}", "arguments": {}})
+            asked = wire.call(f"up__{name}")
             asked["params"]["_meta"]["traceparent"] = PARENT
             await mcp.http.post("/mcp", json=asked, headers=wire.headers(asked))
     named = ("request", "http", *(("session",) if session else ()))
