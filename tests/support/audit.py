@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,21 @@ from roundgate.tokens import Key
 KEY = "dGhpcnR5LXR3byBieXRlcywga25vd24gdG8gYSBmZXc="
 """`audit.key`."""
 DIGESTS = Digests(Key(b"thirty-two bytes, known to a few"))
+
+
+def audited(directory: Path, **settings: Any) -> dict[str, Any]:
+    """The section `audit` of a test."""
+    return {"directory": str(directory / "audit"), "key": KEY, **settings}
+
+
+@contextmanager
+def blocked(directory: Path) -> Iterator[None]:
+    """While this lasts, a log cannot begin its next file."""
+    directory.rename(moved := directory.with_name("moved"))
+    directory.write_text("in the way of the next file")
+    yield
+    directory.unlink()
+    moved.rename(directory)
 
 
 def records(directory: Path, *events: str) -> list[dict[str, Any]]:

@@ -24,7 +24,17 @@ from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import queue
 from roundgate.tasks import events
 from tests.support.asgi import STATE_KEY, built, client, config_file
-from tests.support.audit import DIGESTS, KEY, files, records, text, verified, written
+from tests.support.audit import (
+    DIGESTS,
+    KEY,
+    audited,
+    blocked,
+    files,
+    records,
+    text,
+    verified,
+    written,
+)
 from tests.support.issuer import ISSUER, bearer, gateway_for, token
 from tests.support.log_lines import log_lines
 from tests.support.rounds import Name, accept, ask, retry
@@ -87,11 +97,6 @@ async def notes() -> str:
 
 TOOLS = (add, greet, fails, wipe, ship)
 QUICK = {"sweep_every_s": 0.2, "requeue_after_s": 1, "lease_s": 3}
-
-
-def audited(directory: Path, **settings: Any) -> dict[str, Any]:
-    """The section `audit` of a test."""
-    return {"directory": str(directory / "audit"), "key": KEY, **settings}
 
 
 def facts(record: dict[str, Any], *names: str) -> tuple[Any, ...]:
@@ -298,21 +303,18 @@ async def test_calls_are_refused_while_the_log_cannot_be_written(tmp_path: Path)
     directory = tmp_path / "audit"
     async with tasked(tmp_path, *TOOLS, audit=audited(tmp_path, max_file_bytes=4_096)) as ann:
         await ann.mcp.call("add", {"a": 1, "b": 2})
-        directory.rename(tmp_path / "moved")
-        (tmp_path / "audit").write_text("in the way of the next file")
-        status = 200
-        for _ in range(20):
-            response = await ann.mcp.post(
-                "tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}
-            )
-            if (status := response.status_code) != 200:
-                break
-        assert (status, "audit log" in response.text) == (503, True)
-        assert response.headers["retry-after"]
-        health = (await ann.mcp.http.get("/healthz")).json()
-        assert any("audit log" in trouble for trouble in health["troubles"])
-        directory.unlink()
-        (tmp_path / "moved").rename(directory)
+        with blocked(directory):
+            status = 200
+            for _ in range(20):
+                response = await ann.mcp.post(
+                    "tools/call", {"name": "add", "arguments": {"a": 1, "b": 2}}
+                )
+                if (status := response.status_code) != 200:
+                    break
+            assert (status, "audit log" in response.text) == (503, True)
+            assert response.headers["retry-after"]
+            health = (await ann.mcp.http.get("/healthz")).json()
+            assert any("audit log" in trouble for trouble in health["troubles"])
         assert await ann.mcp.text("add", {"a": 1, "b": 2}) == "3"
         assert (await ann.mcp.http.get("/healthz")).json()["status"] == "ok"
     assert verified(directory).problems == []
@@ -336,21 +338,17 @@ async def test_workers_begin_no_turn_while_the_log_cannot_be_written(
         created = (await ann.send("tools/call", again)).json()["result"]
         await ann.asked(created["taskId"])
         await written(directory, "turn_ended")
-        directory.rename(tmp_path / "moved")
-        directory.write_text("in the way of the next file")
         trail, tasks = app.state.core.trail, app.state.core.stores.tasks
-        while trail.trouble is None:
-            trail.record("called", {"to": "fill the file"})
-        with log_lines() as logged:
+        with blocked(directory), log_lines() as logged:
+            while trail.trouble is None:
+                trail.record("called", {"to": "fill the file"})
             ref, answer = TaskRef.parse(ref_of(created["taskId"])), encode(accept(name="Oslo"))
             now_ms = Clock().now_ms()
             await tasks.apply(ref, events.TakeAnswers({"where": answer}, now_ms), now_ms)
             async with asyncio.timeout(60):
                 await until(lambda: logged.of("a task waits for the store or the queue"))
             assert (await ann.get(created["taskId"]))["status"] == "working"
-            directory.unlink()
-            (tmp_path / "moved").rename(directory)
-            assert await ann.text(created["taskId"]) == "a to Ann in Oslo"
+        assert await ann.text(created["taskId"]) == "a to Ann in Oslo"
     assert verified(directory).problems == []
     assert len(records(directory, "resumed")) == 1
 
@@ -368,33 +366,14 @@ async def test_calls_go_on_while_the_log_cannot_be_written_if_configured(tmp_pat
     settings = audited(tmp_path, max_file_bytes=4_096, on_failure="continue")
     async with tasked(tmp_path, *TOOLS, audit=settings) as ann:
         await ann.mcp.call("add", {"a": 1, "b": 2})
-        directory.rename(tmp_path / "moved")
-        directory.write_text("in the way of the next file")
-        for _ in range(20):
-            assert await ann.mcp.text("add", {"a": 1, "b": 2}) == "3"
-        directory.unlink()
-        (tmp_path / "moved").rename(directory)
+        with blocked(directory):
+            for _ in range(20):
+                assert await ann.mcp.text("add", {"a": 1, "b": 2}) == "3"
+            for _ in range(3):  # refused before its round
+                await ann.mcp.post("tools/call", {"name": "unknown", "arguments": {}})
         await ann.mcp.call("add", {"a": 1, "b": 2})
     assert verified(directory).problems == []
     assert len(records(directory, "called")) == len(records(directory, "ended")) == 22
-
-
-async def test_requests_without_a_round_are_recorded_once_the_log_can_be_written(
-    tmp_path: Path,
-) -> None:
-    directory = tmp_path / "audit"
-    settings = audited(tmp_path, max_file_bytes=4_096, on_failure="continue")
-    async with tasked(tmp_path, *TOOLS, audit=settings) as ann:
-        await ann.mcp.call("add", {"a": 1, "b": 2})
-        directory.rename(tmp_path / "moved")
-        directory.write_text("in the way of the next file")
-        for _ in range(20):
-            await ann.mcp.call("add", {"a": 1, "b": 2})
-        for _ in range(3):
-            await ann.mcp.post("tools/call", {"name": "unknown", "arguments": {}})
-        directory.unlink()
-        (tmp_path / "moved").rename(directory)
-        await ann.mcp.call("add", {"a": 1, "b": 2})
     assert len(records(directory, "refused")) == 3
 
 

@@ -11,7 +11,7 @@ from roundgate.audit.verifying import files_of, lines_of, records_of_call
 from roundgate.protocol.tasks import EXTENSION
 from tests.support import wire
 from tests.support.asgi import client
-from tests.support.audit import DIGESTS, KEY, records, text, verified, written
+from tests.support.audit import DIGESTS, audited, records, text, verified, written
 from tests.support.older_servers import ADA, again, call, clients, older_server
 from tests.support.older_servers import said as said_by
 from tests.support.scripted import error, scripted
@@ -30,11 +30,6 @@ ORDER = {
         "note": {"location": "body", "schema": {"type": "string"}},
     },
 }
-
-
-def audited(directory: Path, **settings: Any) -> dict[str, Any]:
-    """The section `audit` of a test."""
-    return {"directory": str(directory / "audit"), "key": KEY, **settings}
 
 
 def story(directory: Path, call_id: str) -> list[str]:

@@ -185,16 +185,12 @@ async def test_who_cannot_be_answered_under_an_id_is_answered_in_the_words_of_oa
     }
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"{", b"\xff" * 100, b"[]", b"x" * 5_000_000], ids=lambda body: repr(body[:5])
-)
-async def test_nothing_of_the_body_is_looked_at_before_the_caller_is_known(
-    mcp: Client, body: bytes
-) -> None:
-    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-    assert (await mcp.http.post("/mcp", content=body, headers=headers)).status_code == 401
+async def test_nothing_of_the_body_is_looked_at_before_the_caller_is_known(mcp: Client) -> None:
+    headers = {"content-type": "application/json", "accept": BOTH}
     known = {**headers, "authorization": f"Bearer {token()}"}
-    assert (await mcp.http.post("/mcp", content=body, headers=known)).status_code in (400, 413)
+    for body in (b"", b"{", b"\xff" * 100, b"[]", b"x" * 5_000_000):
+        assert (await mcp.http.post("/mcp", content=body, headers=headers)).status_code == 401
+        assert (await mcp.http.post("/mcp", content=body, headers=known)).status_code in (400, 413)
 
 
 async def test_a_body_that_never_comes_is_not_waited_for(mcp: Client) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -82,30 +83,18 @@ def headers(**claims: Any) -> dict[str, str]:
     return {name: value for name, value in bearer(token(**claims)).items() if value is not None}
 
 
-@pytest.mark.parametrize("path", ELSEWHERE)
-@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
-async def test_without_a_token_every_other_address_is_a_challenge(
-    mcp: Client, method: str, path: str
-) -> None:
-    response = await mcp.http.request(method, f"http://127.0.0.1{path}")
-    assert response.status_code == 401
-    assert f'resource_metadata="{PUBLIC_URL}{METADATA}/mcp"' in response.headers["www-authenticate"]
+async def test_without_a_token_every_other_address_is_a_challenge(mcp: Client) -> None:
+    for method, path in product(("GET", "POST", "OPTIONS", "DELETE"), ELSEWHERE):
+        response = await mcp.http.request(method, f"http://127.0.0.1{path}")
+        assert response.status_code == 401, (method, path)
+        challenge = response.headers["www-authenticate"]
+        assert f'resource_metadata="{PUBLIC_URL}{METADATA}/mcp"' in challenge
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/healthz", 200),
-        ("/readyz", 200),
-        (METADATA, 200),
-        (f"{METADATA}/mcp", 200),
-        ("/.well-known/openid-configuration", 404),
-    ],
-)
-async def test_probes_and_clients_without_a_token_find_health_and_metadata(
-    mcp: Client, path: str, status: int
-) -> None:
-    assert (await mcp.http.get(path)).status_code == status
+async def test_probes_and_clients_without_a_token_find_health_and_metadata(mcp: Client) -> None:
+    for path in ("/healthz", "/readyz", METADATA, f"{METADATA}/mcp"):
+        assert (await mcp.http.get(path)).status_code == 200, path
+    assert (await mcp.http.get("/.well-known/openid-configuration")).status_code == 404
 
 
 async def test_health_names_the_gateway_to_operators_alone(mcp: Client) -> None:
@@ -120,17 +109,13 @@ async def test_health_names_the_gateway_to_operators_alone(mcp: Client) -> None:
     assert head.headers["content-length"] == whole.headers["content-length"]
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [{"host": "evil.example"}, {"x-forwarded-for": "203.0.113.7"}, {"via": "1.1 proxy"}],
-)
-async def test_without_authentication_health_names_the_gateway_on_this_machine_alone(
-    sent: dict[str, str],
-) -> None:
+async def test_without_authentication_health_names_the_gateway_on_this_machine_alone() -> None:
     async with client(built(config_file(hello), Settings(state_keys=STATE_KEY))) as mcp:
         assert "name" in (await mcp.http.get("/healthz")).json()
-        response = await mcp.http.get("/healthz", headers=sent)
-        assert (response.status_code, response.json()) == (200, {"status": "ok"})
+        elsewhere = {"host": "evil.example", "x-forwarded-for": "203.0.113.7", "via": "1.1 proxy"}
+        for name, value in elsewhere.items():
+            response = await mcp.http.get("/healthz", headers={name: value})
+            assert (response.status_code, response.json()) == (200, {"status": "ok"}), name
     using = Settings(state_keys=STATE_KEY, allow_anonymous=True)
     async with client(built(config_file(hello), using)) as mcp:
         assert (await mcp.http.get("/healthz")).json() == {"status": "ok"}
@@ -167,15 +152,11 @@ async def test_only_an_operator_reads_the_metrics() -> None:
     assert (refused.status_code, read.status_code, read.text) == (403, 200, "up 1\n")
 
 
-@pytest.mark.parametrize(
-    "claims", [{"exp": 1}, {"aud": "other"}, {"kid": "rsa"}, {"iss": "https://other/"}]
-)
-async def test_a_token_that_does_not_hold_makes_nobody_an_operator(
-    mcp: Client, claims: dict[str, Any]
-) -> None:
-    assert (
-        await mcp.http.get("/console", headers=headers(scope=OPERATOR, **claims))
-    ).status_code == 401
+async def test_a_token_that_does_not_hold_makes_nobody_an_operator(mcp: Client) -> None:
+    wrong = {"exp": 1, "aud": "other", "kid": "rsa", "iss": "https://other/"}
+    for claim, value in wrong.items():
+        sent = headers(**{"scope": OPERATOR, claim: value})
+        assert (await mcp.http.get("/console", headers=sent)).status_code == 401, claim
 
 
 async def test_unless_a_scope_is_named_nobody_is_an_operator() -> None:
@@ -204,19 +185,13 @@ async def test_the_metadata_does_not_offer_the_scope_of_operators(mcp: Client) -
     assert OPERATOR not in (await mcp.http.get(METADATA)).text
 
 
-@pytest.mark.parametrize(
-    ("method", "changed", "status"),
-    [
-        ("GET", {}, 405),
-        ("POST", {"content-type": "text/plain"}, 415),
-        ("POST", {"accept": "text/html"}, 406),
-    ],
-)
-async def test_what_the_endpoint_takes_from_nobody_needs_no_token(
-    mcp: Client, method: str, changed: dict[str, str], status: int
-) -> None:
-    sent = {"content-type": "application/json", **changed}
-    assert (await mcp.http.request(method, "/mcp", headers=sent)).status_code == status
+async def test_what_the_endpoint_takes_from_nobody_needs_no_token(mcp: Client) -> None:
+    json = {"content-type": "application/json"}
+    assert (await mcp.http.get("/mcp", headers=json)).status_code == 405
+    plain = {"content-type": "text/plain"}
+    assert (await mcp.http.post("/mcp", headers=plain)).status_code == 415
+    html = {**json, "accept": "text/html"}
+    assert (await mcp.http.post("/mcp", headers=html)).status_code == 406
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/.well-known/mcp", METADATA])

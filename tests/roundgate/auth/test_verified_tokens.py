@@ -21,6 +21,7 @@ from roundgate.errors import InsufficientScope, Unauthenticated, Unavailable
 from roundgate.settings import JwtAuthConfig
 from tests.support.clocks import SkippingClock
 from tests.support.issuer import AUDIENCE, ISSUER, jwks, private_key, public_jwk, token
+from tests.support.long import sampled
 from tests.support.services import answer, service
 
 DOWN = answer(b"out of order", "503 Service Unavailable")
@@ -158,10 +159,9 @@ async def test_whatever_differs_from_a_remembered_token_is_another() -> None:
     async with verifying() as (by, _):
         text = token()
         await principal(by, text)
-        for place in range(len(text) - 1):  # the last character has bits that base64 ignores
-            await refused(
-                by, f"{text[:place]}{'A' if text[place] != 'A' else 'B'}{text[place + 1 :]}"
-            )
+        for place in sampled(range(len(text) - 1)):  # base64 ignores bits of the last character
+            other = "A" if text[place] != "A" else "B"
+            await refused(by, f"{text[:place]}{other}{text[place + 1 :]}")
 
 
 async def test_verifiers_share_their_keys_and_nothing_that_was_verified() -> None:

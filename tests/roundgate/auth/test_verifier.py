@@ -25,12 +25,11 @@ from roundgate.errors import InsufficientScope, Unauthenticated
 from roundgate.settings import JwtAuthConfig
 from tests.support.clocks import FixedClock
 from tests.support.issuer import AUDIENCE, ISSUER, jwks, private_key, public_jwk, token
+from tests.support.long import sampled
 from tests.support.services import answer, service
 
 ALL = ["RS256", "ES256", "EdDSA"]
 DOCUMENT = jwks("rsa", "ec", "ed")
-
-Verify = Callable[..., Any]
 
 
 def verifier(url: str, **config: Any) -> JwtVerifier:
@@ -56,6 +55,11 @@ async def refusal(by: JwtVerifier, authorization: bytes | None) -> tuple[str | N
         await by.principal(authorization)
     assert caught.value.status == 401
     return caught.value.error, str(caught.value)
+
+
+async def is_invalid(by: JwtVerifier, text: str) -> bool:
+    """Whether a token is refused as one."""
+    return (await refusal(by, f"Bearer {text}".encode()))[0] == "invalid_token"
 
 
 @pytest.mark.parametrize("kid", ["rsa", "ec", "ed"])
@@ -237,13 +241,13 @@ def signed(headers: dict[str, Any]) -> bytes:
 async def test_a_caller_without_a_usable_name_is_refused(
     by: JwtVerifier, claims: dict[str, Any]
 ) -> None:
-    assert (await refusal(by, b"Bearer " + token(**claims).encode()))[0] == "invalid_token"
+    assert await is_invalid(by, token(**claims))
 
 
 async def test_half_a_surrogate_pair_is_no_scope_and_no_key(by: JwtVerifier) -> None:
     assert (await principal(by, token(scope="read \ud800"))).scopes == {"read"}
     odd = token(headers={"kid": "\ud800"})
-    assert (await refusal(by, b"Bearer " + odd.encode()))[0] == "invalid_token"
+    assert await is_invalid(by, odd)
 
 
 async def test_an_audience_among_several_will_do(by: JwtVerifier) -> None:
@@ -300,12 +304,12 @@ async def test_an_algorithm_that_is_not_configured_is_refused_though_the_key_wou
     async with service(answer(DOCUMENT)) as keys:
         by = verifier(f"{keys.url}/jwks", algorithms=["ES256"])
         assert (await principal(by, token("ec"))).subject == "ann"
-        assert (await refusal(by, b"Bearer " + token("rsa").encode()))[0] == "invalid_token"
+        assert await is_invalid(by, token("rsa"))
 
 
 async def test_a_key_serves_the_algorithm_it_is_for(by: JwtVerifier) -> None:
     crossed = jwt.encode({"sub": "ann"}, private_key("ec"), "ES256", headers={"kid": "rsa"})
-    assert (await refusal(by, b"Bearer " + crossed.encode()))[0] == "invalid_token"
+    assert await is_invalid(by, crossed)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +324,7 @@ async def test_a_key_that_the_issuer_does_not_have_is_refused(by: JwtVerifier, k
 async def test_a_token_does_not_bring_its_own_key(by: JwtVerifier, member: str) -> None:
     own = {"jwk": public_jwk("ec-stranger"), "x5c": ["MIIB"]}.get(member, "http://127.0.0.1:9/keys")
     brought = token("ec", private_key("ec-stranger"), {member: own})
-    assert (await refusal(by, b"Bearer " + brought.encode()))[0] == "invalid_token"
+    assert await is_invalid(by, brought)
 
 
 async def test_a_critical_extension_that_we_do_not_know_is_refused(by: JwtVerifier) -> None:
@@ -330,9 +334,9 @@ async def test_a_critical_extension_that_we_do_not_know_is_refused(by: JwtVerifi
 
 async def test_every_changed_character_of_a_token_is_refused(by: JwtVerifier) -> None:
     text = token("ec")
-    for place, char in enumerate(text):
-        changed = text[:place] + ("A" if char != "A" else "Q") + text[place + 1 :]
-        assert (await refusal(by, b"Bearer " + changed.encode()))[0] == "invalid_token"
+    for place in sampled(range(len(text))):
+        changed = text[:place] + ("A" if text[place] != "A" else "Q") + text[place + 1 :]
+        assert await is_invalid(by, changed)
 
 
 DEEP = base64.urlsafe_b64encode(b"[" * 30_000).decode()
@@ -356,7 +360,7 @@ DEEP = base64.urlsafe_b64encode(b"[" * 30_000).decode()
     ids=lambda text: text[:20].encode("ascii", "backslashreplace").decode(),
 )
 async def test_what_is_no_jwt_is_refused(by: JwtVerifier, text: str) -> None:
-    assert (await refusal(by, f"Bearer {text}".encode()))[0] == "invalid_token"
+    assert await is_invalid(by, text)
 
 
 @given(st.binary(max_size=200))

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from mcp_types import _v2025_11_25 as official
+from msgspec.structs import replace
 
 from roundgate import Context, Form, Roots, Sample, SyncContext, prompt, tool
 from roundgate.client import Client, Question
@@ -157,6 +158,12 @@ def two(using: Settings) -> Iterator[tuple[FastAPI, FastAPI]]:
     apps = [gateway(*TOOLS, using=using, fallback=NO_FALLBACK) for _ in range(2)]
     yield apps[0], apps[1]
     steps.clear()
+
+
+@pytest.fixture
+def finite(using: Settings) -> FastAPI:
+    """A gateway where no stream can be held."""
+    return gateway(*TOOLS, using=replace(using, listen="off"))
 
 
 def error_text(response: dict[str, Any]) -> str:
@@ -583,10 +590,8 @@ async def test_who_takes_no_stream_is_told_that_it_cannot_be_asked(
     assert "cannot be asked" in error_text(response.json())
 
 
-async def test_where_no_stream_is_held_bodies_are_finite_and_resumed(using: Settings) -> None:
-    finite = Settings(listen="off", store=using.store, state_keys=using.state_keys)
-    app = gateway(*TOOLS, using=finite)
-    session = await opened(app)
+async def test_where_no_stream_is_held_bodies_are_finite_and_resumed(finite: FastAPI) -> None:
+    app, session = finite, await opened(finite)
     async with session.stream(app, calling("shed", size=10)) as stream:
         question = await stream.asked()
         assert await stream.over() == []
@@ -596,10 +601,8 @@ async def test_where_no_stream_is_held_bodies_are_finite_and_resumed(using: Sett
     assert text(response) == "Ann 10"
 
 
-async def test_there_a_get_waits_for_a_moment_only_and_says_where_to_go_on(using: Settings) -> None:
-    finite = Settings(listen="off", store=using.store, state_keys=using.state_keys)
-    app = gateway(*TOOLS, using=finite)
-    session = await opened(app)
+async def test_there_a_get_waits_for_a_moment_only_and_says_where_to_go_on(finite: FastAPI) -> None:
+    app, session = finite, await opened(finite)
     async with session.stream(app, calling("shed", size=10)) as stream:
         question = await stream.asked()
     async with session.resumed(app, question.id) as stream:
@@ -611,14 +614,6 @@ async def test_there_a_get_waits_for_a_moment_only_and_says_where_to_go_on(using
     async with session.resumed(app, event.id) as stream:
         (response,) = await stream.over()
     assert text(response) == "Ann 10"
-
-
-@pytest.fixture
-def finite(using: Settings) -> FastAPI:
-    """A gateway where no stream can be held."""
-    return gateway(
-        *TOOLS, using=Settings(listen="off", store=using.store, state_keys=using.state_keys)
-    )
 
 
 def token_of(response: dict[str, Any], name: str = "continue_call") -> str:
@@ -635,9 +630,7 @@ async def test_there_a_client_that_does_not_resume_goes_on_by_calling_again(
     finite: FastAPI, using: Settings, version: str
 ) -> None:
     steps.clear()
-    other = gateway(
-        *TOOLS, using=Settings(listen="off", store=using.store, state_keys=using.state_keys)
-    )
+    other = gateway(*TOOLS, using=replace(using, listen="off"))
     session = await opened(finite, version, {"elicitation": {}, "sampling": {}})
     name = "greet" if version == "2025-06-18" else "sampled"
     async with session.stream(finite, calling(name)) as stream:

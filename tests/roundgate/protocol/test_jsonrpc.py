@@ -332,23 +332,6 @@ def test_a_result_carries_the_id_of_its_request(request_id: str | int) -> None:
     assert response == {"jsonrpc": "2.0", "id": request_id, "result": {"resultType": "complete"}}
 
 
-@pytest.mark.parametrize("request_id", [0, ""])
-def test_an_error_carries_the_id_also_when_it_is_falsy(request_id: str | int) -> None:
-    response = json.loads(jsonrpc.error_response(request_id, -32602, "no", {"uri": "a"}))
-    assert response == {
-        "jsonrpc": "2.0",
-        "id": request_id,
-        "error": {"code": -32602, "message": "no", "data": {"uri": "a"}},
-    }
-
-
-def test_an_unknown_id_and_absent_data_are_left_out_of_an_error() -> None:
-    assert json.loads(jsonrpc.error_response(None, -32700, "no")) == {
-        "jsonrpc": "2.0",
-        "error": {"code": -32700, "message": "no"},
-    }
-
-
 def test_a_notification_that_we_send_has_no_id() -> None:
     sent = json.loads(jsonrpc.notification("notifications/progress", {"progress": 1}))
     assert sent == {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}

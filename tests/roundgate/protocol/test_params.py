@@ -82,11 +82,7 @@ def test_each_required_member_is_missed_by_its_name(
         (CompleteParams, {**COMPLETE, "ref": 5}, "ref"),
         (CompleteParams, {**COMPLETE, "ref": {"name": "p"}}, "ref"),
         (CompleteParams, {**COMPLETE, "ref": {"type": "ref/prompt"}}, "ref"),
-        (
-            CompleteParams,
-            {**COMPLETE, "ref": {"type": "ref/resource", "name": "p"}},
-            "ref",
-        ),
+        (CompleteParams, {**COMPLETE, "ref": {"type": "ref/resource", "name": "p"}}, "ref"),
         (CompleteParams, {**COMPLETE, "argument": {"name": "a", "value": 1}}, "argument.value"),
         (
             CompleteParams,
@@ -94,34 +90,6 @@ def test_each_required_member_is_missed_by_its_name(
             "context.arguments[...]",
         ),
         (ListenParams, {"notifications": True}, "notifications"),
-        (
-            ListenParams,
-            {"notifications": {"toolsListChanged": 1}},
-            "notifications.toolsListChanged",
-        ),
-        (
-            ListenParams,
-            {"notifications": {"promptsListChanged": "true"}},
-            "notifications.promptsListChanged",
-        ),
-        (
-            ListenParams,
-            {"notifications": {"resourceSubscriptions": "a"}},
-            "notifications.resourceSubscriptions",
-        ),
-        (
-            ListenParams,
-            {"notifications": {"resourceSubscriptions": [1]}},
-            "notifications.resourceSubscriptions[0]",
-        ),
-        (
-            ListenParams,
-            {"notifications": {"resourceSubscriptions": ["a"] * 1001}},
-            "notifications.resourceSubscriptions",
-        ),
-        (ListenParams, {"notifications": {"taskIds": "t"}}, "notifications.taskIds"),
-        (ListenParams, {"notifications": {"taskIds": [None]}}, "notifications.taskIds[0]"),
-        (ListenParams, {"notifications": {"taskIds": ["t"] * 101}}, "notifications.taskIds"),
         (TaskParams, {"taskId": 5}, "taskId"),
         (UpdateTaskParams, {"taskId": None, "inputResponses": {}}, "taskId"),
         (UpdateTaskParams, {"taskId": "t", "inputResponses": None}, "inputResponses"),
@@ -132,6 +100,26 @@ def test_a_member_of_the_wrong_shape_is_named(
     model: type[Params], params: dict[str, Any], wrong: str
 ) -> None:
     assert refusal(model, params).startswith(f"Invalid params: params.{wrong}: ")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "wrong"),
+    [
+        ({"toolsListChanged": 1}, "toolsListChanged"),
+        ({"promptsListChanged": "true"}, "promptsListChanged"),
+        ({"resourceSubscriptions": "a"}, "resourceSubscriptions"),
+        ({"resourceSubscriptions": [1]}, "resourceSubscriptions[0]"),
+        ({"resourceSubscriptions": ["a"] * 1001}, "resourceSubscriptions"),
+        ({"taskIds": "t"}, "taskIds"),
+        ({"taskIds": [None]}, "taskIds[0]"),
+        ({"taskIds": ["t"] * 101}, "taskIds"),
+    ],
+)
+def test_a_member_of_a_filter_of_the_wrong_shape_is_named(
+    wanted: dict[str, Any], wrong: str
+) -> None:
+    told = refusal(ListenParams, {"notifications": wanted})
+    assert told.startswith(f"Invalid params: params.notifications.{wrong}: ")
 
 
 def test_each_wrong_member_is_named() -> None:
