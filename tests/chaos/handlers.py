@@ -53,7 +53,7 @@ async def as_task(seed: int, store: Any, queue: Any, clock: SkippingClock) -> No
     expected, plain = await expected_of(body)
     hows: tuple[How, ...] = ("before", "after")
     points = {chances.randint(0, 60): chances.choice(hows) for _ in range(CRASHES)}
-    plan = Plan(points)
+    plan = Plan(points, max_deaths=TasksConfig().max_deaths)
 
     async def tool(ctx: Any) -> Any:
         await wait_for_days(ctx, random.Random(seed))

@@ -7,6 +7,11 @@ Or the call fails as one that timed out does: nobody knows whether it happened.
     life = plan.life()                     a process; `life.wraps(store)` is how it reaches anything
     … Crash …                              from here on its every call raises Crash
     life = plan.life()                     the next process knows nothing of it
+
+A task fails after `tasks.max_deaths` deaths of processes that ran it alone, without progress in
+between. With `max_deaths` a plan spares the process whose death would be the last of these:
+
+    claim ✗   claim alone ✗ (1)   claim alone ✗ (2)   claim alone, spared ── checkpoint (0) ✗ (1)
 """
 
 from __future__ import annotations
@@ -19,8 +24,16 @@ from typing import Any, Literal, TypeAlias
 
 from roundgate import json
 from roundgate.errors import Unavailable
-from roundgate.tasks.events import Checkpoint, Finish
-from roundgate.tasks.stored import StoredTasks
+from roundgate.tasks.events import (
+    Checkpoint,
+    Claim,
+    Finish,
+    Release,
+    Restart,
+    SuspendTask,
+    UnderLease,
+)
+from roundgate.tasks.stored import Claimed, StoredTasks
 
 When: TypeAlias = Literal["before", "after"]
 How: TypeAlias = Literal["before", "after", "times out before", "times out after"]
@@ -42,6 +55,11 @@ class Plan:
     calls: list[str] = field(default_factory=list)
     seen: list[tuple[str, str]] = field(default_factory=list)
     """("runs", step), ("kept", step) and ("ended", task), in order; written by whoever knows."""
+    max_deaths: int | None = None
+    """`tasks.max_deaths` of a story of one task; `None` spares no process."""
+    deaths_alone: int = 0
+    """The number of processes that died while they ran the task alone, since its last progress.
+    Counted from their calls, because the count in the row may be wrong."""
 
     def life(self) -> Life:
         """Another process."""
@@ -54,6 +72,8 @@ class Life:
 
     plan: Plan
     dead: bool = False
+    is_alone: bool = False
+    """Whether the process runs a task that it claimed alone."""
 
     def wraps(self, port: Any) -> Any:
         """A store or a queue as this process reaches it."""
@@ -84,8 +104,29 @@ class Life:
         how = self.plan.points.get(number)
         if how == f"times out {when}":
             raise Unavailable(f"call {number} timed out")
-        self.dead = self.dead or how == when
+        if how == when and not self.dead and not self._is_spared:
+            self.dead = True
+            self.plan.deaths_alone += self.is_alone
         self.look_alive()  # another call of the same process may have killed it meanwhile
+
+    @property
+    def _is_spared(self) -> bool:
+        most = self.plan.max_deaths
+        return most is not None and self.is_alone and self.plan.deaths_alone + 1 >= most
+
+    def note(self, args: Sequence[Any], value: Any) -> None:
+        """Note the effect of a call of `StoredTasks`."""
+        match args:
+            case [_, Claim(alone=alone), *_]:
+                self.is_alone = alone and isinstance(value, Claimed)
+            case [lease, Checkpoint(added=added), *_]:
+                self.plan.seen += [("kept", key) for key in _steps(lease.ref, added.entries)]
+            case [lease, UnderLease() as event, *_]:
+                self.is_alone = False
+                if isinstance(event, Finish):
+                    self.plan.seen.append(("ended", lease.ref.id))
+        if len(args) > 1 and _is_progress(args[1]):
+            self.plan.deaths_alone = 0
 
 
 class _Wrapped:
@@ -102,12 +143,7 @@ class _Wrapped:
 
         async def work(*args: Any, **kwargs: Any) -> Any:
             value = await method(*args, **kwargs)
-            match args:
-                case [lease, Checkpoint(added=added), *_]:
-                    kept = _steps(lease.ref, added.entries)
-                    self._life.plan.seen += [("kept", key) for key in kept]
-                case [lease, Finish(), *_]:
-                    self._life.plan.seen.append(("ended", lease.ref.id))
+            self._life.note(args, value)
             return value
 
         async def call(*args: Any, **kwargs: Any) -> Any:
@@ -121,6 +157,16 @@ def called(name: str, args: Sequence[Any]) -> str:
     if name not in ("apply", "claim", "write"):
         return name
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(args[1]).__name__).lower()
+
+
+def _is_progress(event: Any) -> bool:
+    """Return whether the event resets the deaths of a task to 0."""
+    match event:
+        case Checkpoint(added=added):
+            return bool(added.entries)
+        case Release(keeps_blame=keeps_blame):
+            return not keeps_blame
+    return isinstance(event, SuspendTask | Restart)
 
 
 def _steps(ref: Any, entries: Any) -> list[str]:

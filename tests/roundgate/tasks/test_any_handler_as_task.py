@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,13 +42,13 @@ async def as_task(
     files: Files,
     make: Any,
     manners: list[str],
-    points: Mapping[int, How],
+    plan: Plan,
     within_ms: int | None,
     clock: FixedClock,
 ) -> Any:
     """What a handler returns as a task whose workers die at some of their calls, each turn bounded by a deadline."""
     shared = Shared(files.new(), clock, TasksConfig(), database=Fast)
-    plan, left, told = Plan(points), [*manners], dict[str, str]()
+    left, told = [*manners], dict[str, str]()
     store, queue = shared.stores()
     ref = await Workshop(catalog_of(tool=make()), store, queue, clock).begin("tool")
     for _ in range(300):
@@ -59,6 +60,7 @@ async def as_task(
                 await shared.aclose()
                 assert "isError" not in shown["result"], shown
                 return shown["result"]["structuredContent"]
+            assert shown["status"] != "failed", shown
             requests = shown.get("inputRequests", {})
             for key, request in requests.items():
                 assert told.setdefault(key, json.dumps(request)) == json.dumps(request)
@@ -101,7 +103,7 @@ async def scenario(
 
         return function if blocking else handler
 
-    value = await as_task(files, make, manners, points, within_ms, clock)
+    value = await as_task(files, make, manners, Plan(points), within_ms, clock)
     check(value, expected, world.effects, plain.effects, len(points))
 
 
@@ -127,3 +129,37 @@ def test_so_does_one_that_is_a_plain_function(
     within_ms: int | None,
 ) -> None:
     asyncio.run(scenario(files, program, manners, points, within_ms, blocking=True))
+
+
+class AtEachCheckpoint(dict[int, How]):
+    """A process dies before its checkpoint is written, unless it is spared."""
+
+    plan: Plan
+
+    def get(self, number: int, default: Any = None) -> Any:
+        return "before" if self.plan.calls[number] == "checkpoint" else default
+
+
+@pytest.mark.parametrize("max_deaths", [TasksConfig().max_deaths, None])
+def test_only_the_process_is_spared_whose_death_alone_would_fail_the_task(
+    files: Files, max_deaths: int | None
+) -> None:
+    begun: list[int] = []
+
+    async def two_steps(ctx: Context) -> list[int]:
+        return [await ctx.step(f"step{number}", step, number) for number in range(2)]
+
+    def step(number: int) -> int:
+        begun.append(number)
+        return number
+
+    points = AtEachCheckpoint()
+    points.plan = plan = Plan(points, max_deaths=max_deaths)
+    story = as_task(files, lambda: two_steps, [], plan, None, FixedClock())
+    if max_deaths is None:
+        with pytest.raises(AssertionError, match="Given up because 3 workers died"):
+            asyncio.run(story)
+        assert begun == [0] * 4, "one death with others, three alone"
+        return
+    assert asyncio.run(story) == [0, 1]
+    assert begun == [0] * 4 + [1] * 3, "the last of each was spared"
