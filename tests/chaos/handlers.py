@@ -97,7 +97,7 @@ async def on_sqlite(seed: int, files: Files) -> None:
         await shared.aclose()
 
 
-async def on_dynamodb(seed: int, files: Files, emulator: Any, table: str) -> None:
+async def on_dynamodb(seed: int, files: Files, emulator: Any) -> None:
     from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 
     clock = SkippingClock()
@@ -105,8 +105,10 @@ async def on_dynamodb(seed: int, files: Files, emulator: Any, table: str) -> Non
     client = emulator.client()
     try:
         _, queue = shared.stores()
-        store = StoredTasks(DynamoDbTasks(emulator.open(table, lambda: client)), queue)
-        await as_task(seed, store, queue, clock)
+        # in a shared table, a sweep would compare its clock with that of the previous handler
+        with emulator.table() as table:
+            store = StoredTasks(DynamoDbTasks(emulator.open(table, lambda: client)), queue)
+            await as_task(seed, store, queue, clock)
     finally:
         client.close()
         await shared.aclose()
@@ -162,8 +164,8 @@ def _on_dynamodb(seeds: range, directory: Path, files: Files) -> bool:
     if (reason := dynamodb.why_not()) is not None:
         print(f"DynamoDB   skipped: {reason}")
         return True
-    with dynamodb.emulator(directory) as emulator, emulator.table() as table:
-        return run("DynamoDB", seeds, lambda seed: on_dynamodb(seed, files, emulator, table))
+    with dynamodb.emulator(directory) as emulator:
+        return run("DynamoDB", seeds, lambda seed: on_dynamodb(seed, files, emulator))
 
 
 def _on_postgresql(seeds: range) -> bool:
