@@ -12,6 +12,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from roundgate.client import Client
 from tests.support.listening import Converse, listening
 
 Reply = bytes | AsyncGenerator[bytes, None] | None
@@ -94,6 +95,19 @@ async def scripted(
         yield server
 
 
+@asynccontextmanager
+async def connected(
+    script: Script, **options: Any
+) -> AsyncGenerator[tuple[Scripted, Client], None]:
+    """A scripted server and a client of it, for at most two minutes; a test may skip half of them."""
+    async with (
+        asyncio.timeout(120),
+        scripted(script) as server,
+        Client(server.url, **options) as client,
+    ):
+        yield server, client
+
+
 async def _read(reader: asyncio.StreamReader) -> Asked | None:
     with suppress(asyncio.IncompleteReadError):
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -145,6 +159,16 @@ def event(message: Any, event_id: str | None = None, retry: int | None = None) -
     fields += [] if retry is None else [f"retry: {retry}"]
     fields.append(f"data: {json.dumps(message) if message is not None else ''}")
     return ("\n".join(fields) + "\n\n").encode()
+
+
+def result_event(asked: Asked, value: Any) -> bytes:
+    """The event with the JSON-RPC result of a request."""
+    return event({"jsonrpc": "2.0", "id": asked.message["id"], "result": value})
+
+
+def notice(method: str, **params: Any) -> bytes:
+    """The event of a notification."""
+    return event({"jsonrpc": "2.0", "method": f"notifications/{method}", "params": params})
 
 
 def text(value: str) -> dict[str, Any]:

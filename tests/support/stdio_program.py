@@ -1,6 +1,7 @@
 """A server on its standard streams, made to misbehave by its arguments:
 
 modern       speak 2026-07-28 (otherwise 2025-11-25)
+both         speak both; in 2026-07-28, refuse to ask as SDKs of both revisions do
 silent       do not answer requests that an older server does not know
 leaves       end at such a request
 noisy        print a greeting, and lines that are no messages
@@ -48,9 +49,10 @@ def text(value: str) -> dict[str, Any]:
 def answer(request: dict[str, Any]) -> dict[str, Any] | None:
     """The result of a request, or `None` for none."""
     method, params = request["method"], request.get("params", {})
-    if method == "server/discover" and "modern" in HOW:
+    if method == "server/discover" and {"modern", "both"} & {*HOW}:
         return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
     if method == "initialize" and "modern" not in HOW:
+        sessions.append(request["id"])
         version = params["protocolVersion"]
         info = {"name": "program", "version": "1"}
         changes = {"tools": {"listChanged": "remembers" in HOW}}
@@ -100,8 +102,11 @@ def call(
                 params = {"progressToken": meta.get("progressToken"), "progress": step, "total": 2}
                 send({"method": "notifications/progress", "params": params})
             return text("counted")
+        case "ask" if "both" in HOW and not sessions:
+            return {**text("Server-to-client requests are not available"), "isError": True}
         case "ask":
-            send({"id": "q1", "method": "elicitation/create", "params": {"message": "Who?"}})
+            form = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {}}}
+            send({"id": "q1", "method": "elicitation/create", "params": form})
             return None
         case "slow":
             stopped = cancelled[request["id"]] = threading.Event()
@@ -116,7 +121,9 @@ def take(message: dict[str, Any]) -> None:
         cancelled[message["params"]["requestId"]].set()
         return
     if message.get("id") == "q1":  # the answer to `ask`
-        send({"id": asking[0], "result": {**text(json.dumps(message["error"])), "isError": True}})
+        reply = message.get("result", message.get("error"))
+        told = {**text(json.dumps(reply)), "isError": "error" in message}
+        send({"id": asking[-1], "result": told})
         return
     if "id" not in message:
         return
@@ -135,6 +142,7 @@ def take(message: dict[str, Any]) -> None:
 
 
 asking: list[Any] = []
+sessions: list[Any] = []
 account = ["nobody"]
 lists: list[Any] = []
 

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI
 
+from roundgate.client import Limits
+from roundgate.client.stdio import Program, StdioLink
 from tests.support.asgi import Client, built, client, config_of, stoppable
-from tests.support.scripted import Asked, error, http, result, says, text
+from tests.support.scripted import (
+    Asked,
+    Script,
+    Scripted,
+    error,
+    http,
+    result,
+    says,
+    scripted,
+    text,
+)
 
 PROGRAM = Path(__file__).with_name("stdio_program.py")
 
@@ -88,6 +102,35 @@ def process(*arguments: str, **settings: Any) -> dict[str, Any]:
     return {"kind": "mcp", "name": "up", "command": command, **settings}
 
 
+def entry(server: Scripted | str, name: str = "up", **settings: Any) -> dict[str, Any]:
+    """An entry of `backends` for a server, or for its URL."""
+    url = server if isinstance(server, str) else server.url
+    return {"kind": "mcp", "name": name, "url": url, **settings}
+
+
+@asynccontextmanager
+async def fronted(
+    script: Script, sections: Mapping[str, Any] = MappingProxyType({}), **settings: Any
+) -> AsyncIterator[tuple[Scripted, Client]]:
+    """A scripted server, the back end `up`, and a client of the gateway in front of it."""
+    async with scripted(script) as server, gateway_of(entry(server, **settings), **sections) as mcp:
+        yield server, mcp
+
+
+@asynccontextmanager
+async def linked(
+    *arguments: str, limits: Limits | None = None, **more: Any
+) -> AsyncIterator[StdioLink]:
+    """A link to a process of Python that speaks an older revision."""
+    program = Program([sys.executable, *arguments], {})
+    link = StdioLink(program, info={}, capabilities={}, limits=limits or Limits(), **more)
+    link.version = "2025-11-25"
+    try:
+        yield link
+    finally:
+        await link.end_session()
+
+
 @asynccontextmanager
 async def gateway_of(*backends: dict[str, Any], **sections: Any) -> AsyncIterator[Client]:
     """A client of a gateway with these back ends, which has started."""
@@ -117,8 +160,16 @@ async def health(mcp: Client) -> dict[str, Any]:
     return state
 
 
-async def until(expected: Any, ask: Callable[[], Awaitable[Any]]) -> None:
-    """Wait until `ask` returns what is expected."""
+async def state(mcp: Client, member: str) -> Any:
+    """A member of the state of the only server; `None` if it is absent."""
+    return (await health(mcp)).get(member)
+
+
+async def until(expected: Any, ask: Callable[[], Any]) -> None:
+    """Wait until `ask` returns what is expected, or an awaitable of it."""
     async with asyncio.timeout(60):
-        while await ask() != expected:  # noqa: ASYNC110 - nothing tells of it
+        while True:
+            found = ask()
+            if (await found if inspect.isawaitable(found) else found) == expected:
+                return
             await asyncio.sleep(0.02)

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp.uris import Uris
 from roundgate.errors import ConfigError
 from roundgate.protocol.apps import DECLARED, EXTENSION
 from tests.support.asgi import built, config_of
-from tests.support.scripted import Asked, Scripted, error, result, scripted, text
-from tests.support.upstreams import Upstream, gateway_of, names, tool, until
+from tests.support.scripted import Asked, error, result, scripted, text
+from tests.support.upstreams import Upstream, entry, fronted, gateway_of, names, tool, until
 
 HTML = "text/html;profile=mcp-app"
 PAGE = "ui://clock/app.html"
@@ -52,12 +51,8 @@ def clock(call: Any = None, **members: Any) -> Clock:
     return Clock(answer, tools, **members)
 
 
-def entry(server: Scripted, **settings: Any) -> dict[str, Any]:
-    return {"kind": "mcp", "name": "up", "url": server.url, **settings}
-
-
 async def test_a_host_finds_the_page_of_a_tool_and_reads_it() -> None:
-    async with scripted(clock()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(clock()) as (server, mcp):
         timed, plain = (await mcp.result("tools/list"))["tools"]
         assert timed["_meta"] == {
             "ui": {**META["ui"], "resourceUri": OURS},  # type: ignore[dict-item]
@@ -90,7 +85,7 @@ async def test_pages_in_results_have_the_uris_under_which_they_can_be_read() -> 
             },
         )
 
-    async with scripted(clock(call)) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(clock(call)) as (_, mcp):
         answer = await mcp.call("up__get-time")
         words, link, embedded, other = answer["content"]
         assert (words["text"], link["uri"], other["uri"]) == (PAGE, OURS, "file:///a")
@@ -100,44 +95,44 @@ async def test_pages_in_results_have_the_uris_under_which_they_can_be_read() -> 
         assert answer["structuredContent"] == {"uri": PAGE}
 
 
-@pytest.mark.parametrize(
-    "uri",
-    ["ui://up/clock/other.html", "ui://up/", "ui://up", "ui://down/clock/app.html", PAGE, "ui:///"],
-)
-async def test_a_page_that_no_server_has_is_not_found(uri: str) -> None:
-    async with scripted(clock()) as server, gateway_of(entry(server)) as mcp:
-        response = await mcp.post("resources/read", {"uri": uri})
-        assert response.json()["error"]["code"] == -32602
-        assert PAGE not in response.text.replace(uri, "")
+async def test_a_page_that_no_server_has_is_not_found() -> None:
+    async with fronted(clock()) as (_, mcp):
+        names = ("up/clock/other.html", "up/", "up", "down/clock/app.html", "clock/app.html", "/")
+        for uri in (f"ui://{name}" for name in names):
+            response = await mcp.post("resources/read", {"uri": uri})
+            assert response.json()["error"]["code"] == -32602, uri
+            assert PAGE not in response.text.replace(uri, "")
 
 
-@pytest.mark.parametrize(
-    "contents",
-    [None, "x", [5], [{}], [{"uri": PAGE}], [{"uri": 5, "text": "x"}], [{"uri": PAGE, "text": 5}]],
-)
-async def test_contents_that_are_none_are_an_error(contents: Any) -> None:
+async def test_contents_that_are_none_are_an_error() -> None:
     class Broken(Clock):
+        contents: Any = None
+
         def __call__(self, asked: Asked) -> Any:
             if asked.rpc == "resources/read":
-                return result(asked, {"contents": contents})
+                return result(asked, {"contents": self.contents})
             return super().__call__(asked)
 
     upstream = Broken(tools=[tool("t", _meta=META)])
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
-        response = await mcp.post("resources/read", {"uri": OURS})
-        assert response.json()["error"]["code"] in (-32602, -32603)
+    odd: Any = ([5], [{}], [{"uri": PAGE}], [{"uri": 5, "text": "x"}], [{"uri": PAGE, "text": 5}])
+    async with fronted(upstream) as (_, mcp):
+        for upstream.contents in (None, "x", *odd):
+            response = await mcp.post("resources/read", {"uri": OURS})
+            assert response.json()["error"]["code"] in (-32602, -32603)
 
 
-@pytest.mark.parametrize("value", [5, None, [], {}, "x", {"ui": 5}, {"ui": {"resourceUri": 5}}])
-async def test_odd_members_pass_as_they_came(value: Any) -> None:
-    answer = {**text("t"), "_meta": {"ui": value, "ui/resourceUri": value}}
-    upstream = clock(lambda asked: result(asked, answer))
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
-        assert (await mcp.call("up__plain"))["_meta"]["ui"] == value
+async def test_odd_members_pass_as_they_came() -> None:
+    def call(asked: Asked) -> Any:
+        return result(asked, {**text("t"), "_meta": {"ui": value, "ui/resourceUri": value}})
+
+    async with fronted(clock(call)) as (_, mcp):
+        values: list[Any] = [5, None, [], {}, "x", {"ui": 5}, {"ui": {"resourceUri": 5}}]
+        for value in values:
+            assert (await mcp.call("up__plain"))["_meta"]["ui"] == value
 
 
 async def test_a_server_without_pages_declares_none_and_reads_nothing() -> None:
-    async with scripted(Upstream()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream()) as (server, mcp):
         assert "extensions" not in (await mcp.result("server/discover"))["capabilities"]
         response = await mcp.post("resources/read", {"uri": OURS})
         assert "error" in response.json()
@@ -146,7 +141,7 @@ async def test_a_server_without_pages_declares_none_and_reads_nothing() -> None:
 
 async def test_a_server_learns_that_pages_are_shown_from_the_client_of_each_call() -> None:
     key = "io.modelcontextprotocol/clientCapabilities"
-    async with scripted(clock()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(clock()) as (server, mcp):
         listed = next(one for one in server.asked if one.rpc == "tools/list")
         assert listed.params["_meta"][key]["extensions"] == DECLARED["extensions"]
         await mcp.call("up__plain", clientCapabilities={})
@@ -156,7 +151,7 @@ async def test_a_server_learns_that_pages_are_shown_from_the_client_of_each_call
 
 
 async def test_an_older_server_lists_its_pages_too() -> None:
-    async with scripted(clock(session="s1")) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(clock(session="s1")) as (server, mcp):
         opened = next(one for one in server.asked if one.rpc == "initialize")
         assert DECLARED.items() <= opened.params["capabilities"].items()
         listed = (await mcp.result("tools/list"))["tools"]
@@ -203,7 +198,7 @@ async def test_a_view_without_the_tools_of_a_server_has_no_page_of_it() -> None:
         {"name": "plain", "include": [{"name": "up__plain"}]},
         {"name": "listed", "include": [{"name": "up__plain"}], "resources": ["ui://up/clock/*"]},
     ]
-    async with scripted(clock()) as server, gateway_of(entry(server), views=views) as mcp:
+    async with fronted(clock(), sections={"views": views}) as (_, mcp):
         mcp.path = "/plain/mcp"
         assert "error" in (await mcp.post("resources/read", {"uri": OURS})).json()
         mcp.path = "/listed/mcp"
@@ -223,24 +218,14 @@ async def test_a_bare_name_of_two_servers_leaves_out_the_second() -> None:
         assert await mcp.text("plain") == "plain"
 
 
-async def test_a_page_that_a_server_adds_later_can_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
+@pytest.mark.usefixtures("brisk")
+async def test_a_page_that_a_server_adds_later_can_be_read() -> None:
     upstream = Clock(tools=[tool("plain")], ttl_ms=50)
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         assert "error" in (await mcp.post("resources/read", {"uri": OURS})).json()
         upstream.tools = [tool("get-time", _meta=META)]
         await until(["up__get-time"], lambda: names(mcp))
         assert (await mcp.result("resources/read", {"uri": OURS}))["contents"]
-
-
-@given(st.text())
-def test_a_uri_of_a_page_returns_as_it_was(rest: str) -> None:
-    uris = Uris("up", is_named=False)
-    assert uris.ours("ui://" + rest).startswith("ui://up/")
-    assert uris.theirs(uris.ours("ui://" + rest)) == "ui://" + rest
 
 
 JSON = st.recursive(

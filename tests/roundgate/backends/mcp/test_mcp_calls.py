@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,19 +26,17 @@ from tests.support.scripted import (
     error,
     event,
     http,
+    notice,
     result,
+    result_event,
     scripted,
     text,
 )
 from tests.support.task_client import DECLARED as TASKS
 from tests.support.task_client import TaskClient, valid_created
-from tests.support.upstreams import Upstream, app_of, gateway_of, tool, until
+from tests.support.upstreams import Upstream, app_of, entry, fronted, gateway_of, tool, until
 
 META = "io.modelcontextprotocol/"
-
-
-def entry(server: Scripted, **settings: Any) -> dict[str, Any]:
-    return {"kind": "mcp", "name": "up", "url": server.url, **settings}
 
 
 def sent(server: Scripted) -> Asked:
@@ -54,7 +53,7 @@ def said(answer: dict[str, Any]) -> str:
 
 async def test_a_call_beyond_a_limit_does_not_reach_the_server() -> None:
     rate = {"tools": {"up__*": {"calls_per_minute": 1, "burst": 3}}}
-    async with scripted(Upstream()) as server, gateway_of(entry(server), rate=rate) as mcp:
+    async with fronted(Upstream(), sections={"rate": rate}) as (server, mcp):
         calls = [await mcp.post("tools/call", {"name": "up__t"}) for _ in range(10)]
         statuses = [call.status_code for call in calls]
         assert statuses[:3] == [200] * 3
@@ -66,7 +65,7 @@ async def test_a_call_beyond_a_limit_does_not_reach_the_server() -> None:
 async def test_arguments_that_a_rule_refuses_do_not_reach_the_server() -> None:
     small = {"properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
     rules = [{"allow": {"backend": "up", "tool": "up__t", "arguments": small}}]
-    async with scripted(Upstream()) as server, gateway_of(entry(server), policy=rules) as mcp:
+    async with fronted(Upstream(), sections={"policy": rules}) as (server, mcp):
         for arguments in ({}, {"n": 10}, {"n": "1"}, {"N": 1}, {"n": 1e9}, {"n": [1]}):
             assert "does not allow this call" in said(await mcp.call("up__t", arguments))
         assert not [one for one in server.asked if one.rpc == "tools/call"]
@@ -85,10 +84,7 @@ async def test_a_result_arrives_as_it_was_sent() -> None:
         "isError": False,
         "com.example": {"unknown": True},
     }
-    async with (
-        scripted(Upstream(lambda asked: result(asked, whole))) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+    async with fronted(Upstream(lambda asked: result(asked, whole))) as (_, mcp):
         answer = (await mcp.post("tools/call", {"name": "up__t", "arguments": {}})).json()
     found = answer["result"]
     assert found["_meta"].pop(f"{META}serverInfo")["name"] == "roundgate"
@@ -99,7 +95,7 @@ async def test_a_result_arrives_as_it_was_sent() -> None:
 
 
 async def test_the_server_gets_arguments_meta_and_capabilities_of_this_request_alone() -> None:
-    async with scripted(Upstream()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream()) as (server, mcp):
         capabilities = {
             "elicitation": {"form": {}, "smell": {}},
             "sampling": {"tools": {}},
@@ -135,7 +131,7 @@ async def test_the_server_gets_arguments_meta_and_capabilities_of_this_request_a
 
 async def test_the_trace_context_continues() -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    async with scripted(Upstream()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream()) as (server, mcp):
         asked = wire.message("tools/call", {"name": "up__t", "arguments": {}})
         asked["params"]["_meta"]["traceparent"] = parent
         response = await mcp.http.post(
@@ -160,7 +156,7 @@ async def test_results_are_not_held_against_the_output_schema() -> None:
     schema = {"type": "object", "required": ["x"]}
     wrong = {**text("y"), "structuredContent": {"z": 1}}
     listed = Upstream(lambda asked: result(asked, wrong), [tool("t", outputSchema=schema)])
-    async with scripted(listed) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(listed) as (_, mcp):
         answer = (await mcp.post("tools/call", {"name": "up__t", "arguments": {}})).json()
         assert answer["result"]["structuredContent"] == {"z": 1}
 
@@ -170,17 +166,14 @@ async def test_progress_and_log_messages_arrive_under_the_clients_token() -> Non
         token = asked.params["_meta"]["progressToken"]
         yield STREAM_HEAD
         for progress in (1, 2):
-            params = {"progressToken": token, "progress": progress, "message": f"step {progress}"}
-            yield event({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
-        foreign = {"progressToken": "another", "progress": 9}
-        yield event({"jsonrpc": "2.0", "method": "notifications/progress", "params": foreign})
+            words = f"step {progress}"
+            yield notice("progress", progressToken=token, progress=progress, message=words)
+        yield notice("progress", progressToken="another", progress=9)
         for level in ("debug", "error"):
-            noted = {"level": level, "data": {"x": 1}, "logger": "l"}
-            yield event({"jsonrpc": "2.0", "method": "notifications/message", "params": noted})
-        done = {"resultType": "complete", **text("done")}
-        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": done})
+            yield notice("message", level=level, data={"x": 1}, logger="l")
+        yield result_event(asked, text("done"))
 
-    async with scripted(Upstream(talking)) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(talking)) as (server, mcp):
         response = await mcp.post(
             "tools/call", {"name": "up__t", "arguments": {}}, progressToken=5, logLevel="info"
         )
@@ -214,47 +207,43 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
         await asyncio.wait_for(ended.wait(), 60)
 
 
-@pytest.mark.parametrize(
-    ("reply", "words"),
-    [
-        (lambda asked: None, "did not answer"),
-        (lambda asked: http(200, b"{nonsense"), "not JSON"),
-        (lambda asked: http(200, b"<html>", "text/html"), "text/html"),
-        (lambda asked: http(500, b""), "500"),
-        (lambda asked: error(asked, -32603, "it broke"), "it broke"),
-        (lambda asked: error(asked, -32602, "Unknown tool: t"), "Unknown tool"),
-        (lambda asked: result(asked, {"resultType": "complete"}), "malformed tool result"),
-        (lambda asked: result(asked, {"resultType": "task", "taskId": "1"}), "'task'"),
-        (lambda asked: result(asked, [1]), "not an object"),
-        (lambda asked: http(200, b"x" * 2_000), "bytes (max_response_bytes)"),
-        (lambda asked: http(302, b"", Location="http://elsewhere.example/"), "redirects"),
-        (lambda asked: error(asked, True, "it broke", status=200), "error without a code"),
-    ],
-    ids=range(12),
-)
-async def test_whatever_a_server_does_wrong_is_one_tool_error(reply: Any, words: str) -> None:
-    async with (
-        scripted(Upstream(reply)) as server,
-        gateway_of(entry(server, max_response_bytes=1_000)) as mcp,
-    ):
-        answer = await mcp.call("up__t")
-        assert said(answer).startswith("up")
-        assert words in said(answer)
-        assert server.methods().count("tools/call") == 1
+FAULTS: list[tuple[Any, str]] = [
+    (lambda asked: None, "did not answer"),
+    (lambda asked: http(200, b"{nonsense"), "not JSON"),
+    (lambda asked: http(200, b"<html>", "text/html"), "text/html"),
+    (lambda asked: http(500, b""), "500"),
+    (lambda asked: error(asked, -32603, "it broke"), "it broke"),
+    (lambda asked: error(asked, -32602, "Unknown tool: t"), "Unknown tool"),
+    (lambda asked: result(asked, {"resultType": "complete"}), "malformed tool result"),
+    (lambda asked: result(asked, {"resultType": "task", "taskId": "1"}), "'task'"),
+    (lambda asked: result(asked, [1]), "not an object"),
+    (lambda asked: http(200, b"x" * 2_000), "bytes (max_response_bytes)"),
+    (lambda asked: http(302, b"", Location="http://elsewhere.example/"), "redirects"),
+    (lambda asked: error(asked, True, "it broke", status=200), "error without a code"),
+]
 
 
-@pytest.mark.parametrize(
-    ("body", "headers"),
-    [(b"x" * 2_000, {}), (b"x", {"Content_Encoding": "br"}), (b'"Not now"', {}), (b"[1]", {})],
-)
+async def test_whatever_a_server_does_wrong_is_one_tool_error() -> None:
+    upstream = Upstream()
+    async with fronted(upstream, max_response_bytes=1_000) as (server, mcp):
+        for count, (upstream.call, words) in enumerate(FAULTS, 1):
+            told = said(await mcp.call("up__t"))
+            assert told.startswith("up")
+            assert words in told
+            assert server.methods().count("tools/call") == count
+
+
+@pytest.mark.parametrize("has_large_body", [True, False])
 async def test_the_status_of_a_refusal_counts_though_its_body_cannot_be_read(
-    body: bytes, headers: dict[str, str]
+    has_large_body: bool,
 ) -> None:
-    async with (
-        scripted(Upstream(lambda asked: http(503, body, **headers))) as server,
-        gateway_of(entry(server, max_response_bytes=1_000, breaker={"failures": 2})) as mcp,
-    ):
-        for _ in range(2):
+    replies = [http(503, b"x" * 2_000), http(503, b"x", Content_Encoding="br")]
+    if not has_large_body:
+        replies = [http(503, b'"Not now"'), http(503, b"[1]")]
+    left = iter(replies)
+    settings: dict[str, Any] = {"max_response_bytes": 1_000, "breaker": {"failures": 2}}
+    async with fronted(Upstream(lambda asked: next(left)), **settings) as (server, mcp):
+        for _ in replies:
             assert "The server is not available now (HTTP status 503)" in await mcp.text("up__t")
         assert "is paused" in said(await mcp.call("up__t"))
         assert server.methods().count("tools/call") == 2
@@ -263,9 +252,9 @@ async def test_the_status_of_a_refusal_counts_though_its_body_cannot_be_read(
 async def test_a_stream_that_ends_before_the_result_is_not_asked_again() -> None:
     async def dying(asked: Asked) -> AsyncGenerator[bytes, None]:
         yield STREAM_HEAD
-        yield event({"jsonrpc": "2.0", "method": "notifications/x", "params": {}})
+        yield notice("x")
 
-    async with scripted(Upstream(dying)) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(dying)) as (server, mcp):
         words = said(await mcp.call("up__t"))
         assert "may have taken effect" in words
         assert server.methods().count("tools/call") == 1
@@ -279,10 +268,7 @@ async def test_only_a_tool_that_may_be_repeated_is_sent_again() -> None:
         return None if failures.count(asked.params["name"]) == 1 else result(asked, text("done"))
 
     tools = [tool("t"), tool("reads", annotations={"readOnlyHint": True})]
-    async with (
-        scripted(Upstream(once, tools)) as server,
-        gateway_of(entry(server, retry={"attempts": 3, "pause_s": 0.01})) as mcp,
-    ):
+    async with fronted(Upstream(once, tools), retry={"attempts": 3, "pause_s": 0.01}) as (_, mcp):
         assert await mcp.text("up__reads") == "done"
         assert "did not answer" in said(await mcp.call("up__t"))
     assert failures == ["reads", "reads", "t"]
@@ -311,7 +297,7 @@ async def pausing(
     clock = SkippingClock()
     monkeypatch.setattr(mcp_backend, "Clock", lambda: clock)
     upstream = Upstream(script, [tool("t"), tool("fails", annotations={"readOnlyHint": True})])
-    settings = {"breaker": {"failures": 1, "pause_s": 60}, "approve": "destructive"}
+    settings: dict[str, Any] = {"breaker": {"failures": 1, "pause_s": 60}, "approve": "destructive"}
     async with scripted(upstream) as server:
         one = entry(server, **settings, override={"t": {"task": "optional"}})
         async with gateway_of(one) as mcp:
@@ -402,9 +388,9 @@ async def test_a_server_that_notifies_without_end_ends_in_an_error(
     async def endless(asked: Asked) -> AsyncGenerator[bytes, None]:
         yield STREAM_HEAD
         while True:
-            yield event({"jsonrpc": "2.0", "method": "notifications/x", "params": {}})
+            yield notice("x")
 
-    async with scripted(Upstream(endless)) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(endless)) as (_, mcp):
         assert "more than 20 notifications" in said(await mcp.call("up__t"))
 
 
@@ -421,10 +407,7 @@ async def test_a_silent_server_is_a_tool_error_in_time(settings: dict[str, Any],
         await asyncio.sleep(600)
         yield b""
 
-    async with (
-        scripted(Upstream(silent)) as server,
-        gateway_of(entry(server, **settings)) as mcp,
-    ):
+    async with fronted(Upstream(silent), **settings) as (_, mcp):
         told = said(await mcp.call("up__t"))
     assert "did not answer" in told
     assert f"({name})" in told
@@ -436,61 +419,47 @@ async def test_credentials_go_to_the_server_and_never_come_back() -> None:
     def echoing(asked: Asked) -> Any:
         return result(asked, text(f"you sent {asked.headers['authorization']}"))
 
-    async with (
-        scripted(Upstream(echoing)) as server,
-        gateway_of(entry(server, credential={"bearer": secret})) as mcp,
-    ):
+    async with fronted(Upstream(echoing), credential={"bearer": secret}) as (server, mcp):
         assert await mcp.text("up__t") == "you sent Bearer [redacted]"
     assert {one.headers["authorization"] for one in server.asked} == {f"Bearer {secret}"}
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/json"])
-async def test_a_refusal_that_repeats_a_credential_is_told_without_it(kind: str) -> None:
+async def test_a_refusal_that_repeats_a_credential_is_told_without_it() -> None:
     secret = "kV9-very-secret-token"
 
-    def refusing(asked: Asked) -> Any:
-        said = f"unusable: {asked.headers['authorization']}"
-        body = said if kind == "text/plain" else json.dumps({"message": said})
+    def refusing(kind: str, asked: Asked) -> Any:
+        told = f"unusable: {asked.headers['authorization']}"
+        body = told if kind == "text/plain" else json.dumps({"message": told})
         return http(400, body.encode(), kind)
 
-    async with (
-        scripted(Upstream(refusing)) as server,
-        gateway_of(entry(server, credential={"bearer": secret})) as mcp,
-    ):
-        words = said(await mcp.call("up__t"))
-    assert "unusable" in words
-    assert secret not in words
+    upstream = Upstream()
+    async with fronted(upstream, credential={"bearer": secret}) as (_, mcp):
+        for kind in ("text/plain", "application/json"):
+            upstream.call = partial(refusing, kind)
+            words = said(await mcp.call("up__t"))
+            assert "unusable" in words
+            assert secret not in words
 
 
 async def test_a_refusal_of_the_gateways_credentials_is_told_without_them() -> None:
     upstream = Upstream(lambda asked: http(401))
-    async with (
-        scripted(upstream) as server,
-        gateway_of(entry(server, credential={"bearer": "tttttttttt"})) as mcp,
-    ):
+    async with fronted(upstream, credential={"bearer": "tttttttttt"}) as (_, mcp):
         words = said(await mcp.call("up__t"))
     assert "refuses the gateway's credentials (401)" in words
     assert "auth=" not in words
 
 
 async def test_a_server_that_wants_credentials_is_told_apart_from_one_that_refuses_them() -> None:
-    async with (
-        scripted(Upstream(lambda asked: http(401))) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+    async with fronted(Upstream(lambda asked: http(401))) as (_, mcp):
         assert "requires credentials (401)" in said(await mcp.call("up__t"))
 
 
 # -- older servers ---------------------------------------------------------------------------------
 
 
-def older(asked: Asked, value: Any) -> bytes:
-    return result(asked, value)
-
-
 async def test_a_forgotten_session_is_opened_again_once_for_all_calls() -> None:
     upstream = Upstream(session="s1")
-    async with scripted(upstream) as server, gateway_of(entry(server, questions=False)) as mcp:
+    async with fronted(upstream, questions=False) as (server, mcp):
         assert await mcp.text("up__t") == "done"
         before = server.methods().count("initialize")
         upstream.session = "s2"
@@ -499,17 +468,26 @@ async def test_a_forgotten_session_is_opened_again_once_for_all_calls() -> None:
         assert server.methods().count("initialize") == before + 1
 
 
-@pytest.mark.parametrize("body", [b"", b"Not Found", b'"Not Found"', b"[]", b'{"detail": "gone"}'])
-async def test_a_session_is_opened_again_whatever_the_body_of_the_refusal_is(body: bytes) -> None:
-    class Lost(Upstream):
-        def __call__(self, asked: Asked) -> Any:
-            if asked.rpc == "tools/call" and asked.headers["mcp-session-id"] == "s1":
-                self.session = "s2"
-                return http(404, body)
-            return super().__call__(asked)
+async def test_a_session_is_opened_again_whatever_the_refusal_is() -> None:
+    bodies = (b"", b"Not Found", b'"Not Found"', b"[]", b'{"detail": "gone"}')
+    refusals: list[Any] = [lambda asked, body=body: http(404, body) for body in bodies]
+    refusals.append(lambda asked: error(asked, -32000, "Bad Request: No valid session ID provided"))
 
-    async with scripted(Lost(session="s1")) as server, gateway_of(entry(server)) as mcp:
-        assert await mcp.text("up__t") == "done"
+    class Lost(Upstream):
+        refusal: Any = None
+
+        def __call__(self, asked: Asked) -> Any:
+            if asked.rpc != "tools/call" or self.refusal is None:
+                return super().__call__(asked)
+            refusal, self.refusal = self.refusal, None
+            self.session = f"{self.session}+"
+            return refusal(asked)
+
+    upstream = Lost(session="s1")
+    async with fronted(upstream) as (_, mcp):
+        for upstream.refusal in refusals:
+            assert await mcp.text("up__t") == "done"
+            assert upstream.refusal is None
 
 
 async def test_a_server_that_forgets_every_session_is_one_tool_error() -> None:
@@ -519,21 +497,9 @@ async def test_a_server_that_forgets_every_session_is_one_tool_error() -> None:
                 return error(asked, -32001, "Session not found", status=404)
             return super().__call__(asked)
 
-    async with scripted(Forgetful(session="s1")) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Forgetful(session="s1")) as (server, mcp):
         assert "forgets each new session" in said(await mcp.call("up__t"))
         assert server.methods().count("tools/call") == 2
-
-
-async def test_a_session_that_is_refused_with_400_is_opened_again() -> None:
-    class Lost(Upstream):
-        def __call__(self, asked: Asked) -> Any:
-            if asked.rpc == "tools/call" and asked.headers["mcp-session-id"] == "s1":
-                self.session = "s2"
-                return error(asked, -32000, "Bad Request: No valid session ID provided")
-            return super().__call__(asked)
-
-    async with scripted(Lost(session="s1")) as server, gateway_of(entry(server)) as mcp:
-        assert await mcp.text("up__t") == "done"
 
 
 def declared(server: Scripted) -> list[Any]:
@@ -542,7 +508,7 @@ def declared(server: Scripted) -> list[Any]:
 
 
 async def test_an_older_server_gets_no_meta_of_this_revision_and_the_calls_capabilities() -> None:
-    async with scripted(Upstream(session="s1")) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(session="s1")) as (server, mcp):
         meta: dict[str, Any] = {
             "clientCapabilities": {"elicitation": {"form": {}}},
             "com.example/x": 1,
@@ -569,10 +535,9 @@ async def test_an_older_server_that_asks_all_the_same_is_told_why_not() -> None:
         question = {"id": "q", "method": "elicitation/create", "params": {"message": "Sure?"}}
         yield event({"jsonrpc": "2.0", **question})
         refused = await asyncio.wait_for(answered.get(), 60)
-        failed = {**text(refused["error"]["message"]), "isError": True}
-        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": failed})
+        yield result_event(asked, {**text(refused["error"]["message"]), "isError": True})
 
-    async with scripted(Asking(asks, session="s1")) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Asking(asks, session="s1")) as (_, mcp):
         assert "elicitation/create is not supported" in said(await mcp.call("up__t"))
 
 
@@ -582,7 +547,7 @@ async def test_a_server_that_becomes_another_revision_is_negotiated_anew(
     capabilities: Any, has_session: bool
 ) -> None:
     upstream = Upstream(session="s1")
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         if has_session:
             assert not (await mcp.call("up__t", clientCapabilities=capabilities)).get("isError")
         upstream.session, upstream.call = None, lambda asked: result(asked, text("modern"))
@@ -594,16 +559,3 @@ async def test_a_server_that_becomes_another_revision_is_negotiated_anew(
             return str(answered["content"][0]["text"])
 
         await until("modern", answer)
-
-
-async def test_the_clients_of_one_server_share_its_session() -> None:
-    async with (
-        scripted(Upstream(session="s1")) as server,
-        app_of(entry(server)) as app,
-        client_of(app) as one,
-        client_of(app) as other,
-    ):
-        await asyncio.gather(one.text("up__t"), other.text("up__t"))
-    calls_sent = [one for one in server.asked if one.rpc == "tools/call"]
-    assert {one.headers["mcp-session-id"] for one in calls_sent} == {"s1"}
-    assert len({one.message["id"] for one in calls_sent}) == 2

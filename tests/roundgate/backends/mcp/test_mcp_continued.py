@@ -37,7 +37,7 @@ from tests.support.older_servers import (
 )
 from tests.support.scripted import STREAM_HEAD, Asked, Scripted, event, http, result, scripted, text
 from tests.support.task_client import task_settings
-from tests.support.upstreams import Upstream, names, until
+from tests.support.upstreams import Upstream, entry, names, until
 
 KEEPS = "2.x keeps"
 LATE_S = 600
@@ -100,8 +100,7 @@ async def served(folder: Path, keeping: Keeping, **settings: Any) -> AsyncIterat
     """Clients of two gateways in front of a server."""
     async with scripted(keeping) as server:
         keeping.server = server
-        entry = {"kind": "mcp", "name": "up", "url": server.url, **settings}
-        async with clients(folder, entry) as both:
+        async with clients(folder, entry(server, **settings)) as both:
             yield both
 
 
@@ -116,10 +115,7 @@ async def test_a_call_continues_after_the_last_event_at_another_replica(tmp_path
         assert said(await again(two, "t", asked, ADA)) == "done"
         assert keeping.resumed == ["2"]
 
-        async def ended() -> int:
-            return keeping.count("DELETE") - ends
-
-        await until(1, ended)  # the session, once the call is over
+        await until(1, lambda: keeping.count("DELETE") - ends)  # the session, once the call is over
         assert said(await again(one, "t", asked, ADA)) == "done"  # from its row
     assert keeping.resumed == ["2"]
     assert keeping.count("tools/call") == 1
@@ -177,31 +173,22 @@ async def test_an_answer_that_may_be_lost_is_sent_again(tmp_path: Path) -> None:
     assert not replies
 
 
-@pytest.mark.parametrize("status", [400, 404])
-@pytest.mark.parametrize("where", ["answer", "stream"])
 async def test_a_session_that_the_server_no_longer_knows_is_an_honest_error(
-    where: str, status: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    keeping = Keeping(
-        ASKS,
-        lambda n, asked: http(status),
-        lambda asked: http(status if where == "answer" else 202),
-    )
-    async with served(tmp_path, keeping) as (one, two):
-        ended = await again(two, "t", await call(one, "t"), ADA)
-    assert ended["result"]["isError"] is True
-    assert "no longer knows the session" in said(ended)
-    assert "may have taken effect" in said(ended)
-    assert keeping.count("tools/call") == 1
-
-
-async def test_a_refusal_to_resume_is_an_honest_error(tmp_path: Path) -> None:
     keeping = Keeping(ASKS, lambda n, asked: http(405))
+    refusals = [(status, status) for status in (400, 404)]
+    refusals += [(202, status) for status in (400, 404, 405)]
     async with served(tmp_path, keeping) as (one, two):
-        ended = await again(two, "t", await call(one, "t"), ADA)
-    assert ended["result"]["isError"] is True
-    assert "405" in said(ended)
-    assert "may have taken effect" in said(ended)
+        for on_answer, on_stream in refusals:
+            keeping.answered = lambda asked, status=on_answer: http(status)  # type: ignore[misc]
+            keeping.go_on = lambda n, asked, status=on_stream: http(status)  # type: ignore[misc]
+            ended = await again(two, "t", await call(one, "t"), ADA)
+            assert ended["result"]["isError"] is True
+            told = "405" if on_stream == 405 else "no longer knows the session"
+            assert told in said(ended)
+            assert "may have taken effect" in said(ended)
+    assert keeping.count("tools/call") == len(refusals)
 
 
 async def test_an_error_of_the_server_is_the_outcome(tmp_path: Path) -> None:
@@ -286,10 +273,7 @@ async def test_questions_after_the_time_for_answers_are_cancelled_at_once(tmp_pa
         await call(one, "t")
         ends = keeping.count("DELETE")
 
-        async def ended() -> int:
-            return keeping.count("DELETE") - ends
-
-        await until(1, ended)
+        await until(1, lambda: keeping.count("DELETE") - ends)
     assert keeping.server is not None
     answers = [each.message for each in keeping.server.asked if each.rpc == "(answer)"]
     assert [each["result"] for each in answers] == [{"action": "cancel"}] * 2
@@ -374,10 +358,7 @@ async def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
                 first.stop(signal.SIGKILL)
                 answering = asyncio.create_task(again(two, "slow", asked, ADA))
 
-                async def noted() -> list[str]:
-                    return up.noted()
-
-                await until(["slow"], noted)  # the server works on the answer
+                await until(["slow"], up.noted)  # the server works on the answer
                 second.stop(signal.SIGKILL)
                 with pytest.raises(httpx.TransportError):
                     await answering
@@ -416,7 +397,7 @@ async def test_answers_are_not_sent_to_a_server_that_changed_its_revision(tmp_pa
     modern = Upstream(call=asks)
     async with scripted(keeping) as older, scripted(modern) as newer:
         keeping.server = older
-        entries = [{"kind": "mcp", "name": "up", "url": each.url} for each in (older, newer)]
+        entries = [entry(each) for each in (older, newer)]
         async with (
             replica(tmp_path, entries[0]) as a,
             replica(tmp_path, entries[1]) as b,
@@ -494,28 +475,26 @@ async def test_prompts_and_resources_ask_at_any_replica(kind: str, tmp_path: Pat
         assert read["contents"][0]["text"] == "rain of Ada"
 
 
-@pytest.mark.parametrize(("method", "params"), PARTS)
-async def test_a_lost_prompt_or_resource_is_one_clear_error(
-    method: str, params: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_lost_prompt_or_resource_is_one_clear_error(tmp_path: Path) -> None:
     async with older_server(tmp_path, KEEPS) as up, clients(tmp_path, up.entry) as (one, two):
-        asked = (await one.post(method, params, clientCapabilities=CAPABLE)).json()["result"]
+        asked = [(await one.post(*part, clientCapabilities=CAPABLE)).json() for part in PARTS]
         await up.kill()
         await up.start()
-        more = {
-            "inputResponses": dict.fromkeys(asked["inputRequests"], ADA),
-            "requestState": asked["requestState"],
-        }
-        _, error = await two.error(method, {**params, **more}, clientCapabilities=CAPABLE)
-    assert "no longer knows the session" in error["message"]
+        for (method, params), body in zip(PARTS, asked, strict=True):
+            more = {
+                "inputResponses": dict.fromkeys(body["result"]["inputRequests"], ADA),
+                "requestState": body["result"]["requestState"],
+            }
+            _, error = await two.error(method, {**params, **more}, clientCapabilities=CAPABLE)
+            assert "no longer knows the session" in error["message"]
 
 
 # -- AWS Lambda ------------------------------------------------------------------------------------
 
 
-async def function(folder: Path, entry: dict[str, Any], **sections: Any) -> FastAPI:
+async def function(folder: Path, backend: dict[str, Any], **sections: Any) -> FastAPI:
     """A gateway on AWS Lambda, over the store of a folder."""
-    file = config_of({"backends": [entry], **sections})
+    file = config_of({"backends": [backend], **sections})
     using = task_settings(folder, on_lambda=True, allow_anonymous=True)
     return await asyncio.to_thread(build_app, file, using)
 
@@ -554,8 +533,7 @@ async def test_a_session_that_does_not_end_does_not_delay_a_deadline_on_aws_lamb
         return asyncio.sleep(60, http(200)) if is_end else up(asked)
 
     async with scripted(slow) as server:
-        entry = {"kind": "mcp", "name": "up", "url": server.url}
-        app = await function(tmp_path, entry, limits={"call_timeout_s": 1})
+        app = await function(tmp_path, entry(server), limits={"call_timeout_s": 1})
         async with client(app) as mcp:
             await names(mcp)
             now = asyncio.get_running_loop().time

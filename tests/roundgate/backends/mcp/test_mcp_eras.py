@@ -23,8 +23,8 @@ from tests.support.older_servers import (
     said,
 )
 from tests.support.scripted import Asked, error, result, scripted, text
-from tests.support.sdk_servers import NEW, over_http, over_stdio
-from tests.support.upstreams import Upstream, app_of, gateway_of, health, until
+from tests.support.sdk_servers import NEW, over_http
+from tests.support.upstreams import Upstream, app_of, entry, fronted, health, process, until
 
 OLDER = "2025-11-25"
 UNASKED = {
@@ -105,10 +105,7 @@ async def test_a_tool_that_no_longer_asks_in_the_older_era_is_called_in_the_newe
         return UNASKED["Python SDK 2.3"](asked)
 
     up = Both(answer)
-    async with (
-        scripted(up) as server,
-        gateway_of({"kind": "mcp", "name": "up", "url": server.url}) as mcp,
-    ):
+    async with fronted(up) as (_, mcp):
 
         async def called() -> str:
             answered = await mcp.call("up__t", clientCapabilities={"elicitation": {"form": {}}})
@@ -179,7 +176,7 @@ async def test_the_refusal_of_each_sdk_is_recognised(sdk: str, tmp_path: Path) -
 
     async with (
         scripted(both) as server,
-        replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as app,
+        replica(tmp_path, entry(server)) as app,
         client(app) as mcp,
     ):
         assert "call it again" in said(await call(mcp, "t"))
@@ -190,7 +187,7 @@ async def test_the_refusal_of_each_sdk_is_recognised(sdk: str, tmp_path: Path) -
 async def test_a_server_without_an_older_revision_keeps_its_own_error(tmp_path: Path) -> None:
     async with (
         scripted(Upstream(UNASKED["FastMCP 4"])) as server,
-        replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as app,
+        replica(tmp_path, entry(server)) as app,
         client(app) as mcp,
     ):
         for _ in range(2):
@@ -200,20 +197,15 @@ async def test_a_server_without_an_older_revision_keeps_its_own_error(tmp_path: 
 
 
 async def test_a_process_that_cannot_ask_names_the_setting(tmp_path: Path) -> None:
-    up = over_stdio(NEW, tmp_path)
-    async with replica(tmp_path, up.entry) as app, client(app) as mcp:
-        assert "questions: true" in said(await call(mcp, "greet"))
-    up = over_stdio(NEW, tmp_path, questions=True)
-    async with replica(tmp_path, up.entry) as app, client(app) as mcp:
-        assert "call it again" in said(await call(mcp, "greet"))
-        assert said(await again(mcp, "greet", await call(mcp, "greet"), ADA)) == "Hello, Ada"
+    async with replica(tmp_path, process("both")) as app, client(app) as mcp:
+        assert "questions: true" in said(await call(mcp, "ask"))
+    async with replica(tmp_path, process("both", questions=True)) as app, client(app) as mcp:
+        assert "call it again" in said(await call(mcp, "ask"))
+        assert "Ada" in said(await again(mcp, "ask", await call(mcp, "ask"), ADA))
 
 
 async def test_a_server_without_the_named_revision_is_unavailable() -> None:
-    async with (
-        scripted(Upstream()) as server,
-        gateway_of({"kind": "mcp", "name": "up", "url": server.url, "revision": [OLDER]}) as mcp,
-    ):
+    async with fronted(Upstream(), revision=[OLDER]) as (server, mcp):
         assert (await health(mcp))["status"] == "down"
         assert "server/discover" not in server.methods()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.support.older_servers import (
 )
 from tests.support.scripted import Asked, error, scripted
 from tests.support.sdk_servers import NEW, over_http
-from tests.support.upstreams import Upstream
+from tests.support.upstreams import Upstream, entry
 
 PAGE = "https://bank.example/consent?id=1"
 ACCEPT = {"action": "accept"}
@@ -68,24 +69,26 @@ async def test_clients_of_every_revision_with_pages_are_asked_for_the_page(tmp_p
                 assert PAGE in (await ann.call("up__pay")).text
 
 
-@pytest.mark.parametrize("action", ["decline", "cancel"])
-async def test_a_page_that_the_user_refuses_ends_the_call(action: str, tmp_path: Path) -> None:
+async def test_a_page_that_the_user_refuses_ends_the_call(tmp_path: Path) -> None:
     async with (
         older_server(tmp_path) as up,
         replica(tmp_path, up.entry) as app,
         client(app) as mcp,
     ):
-        ended = await again(mcp, "pay", await call(mcp, "pay"), {"action": action})
-        assert ended["result"]["isError"] is True
-        assert action in said(ended)
-        assert up.noted() == ["pay"]
+        for action in ("decline", "cancel"):
+            asked = await call(mcp, "pay")
+            ended = await again(mcp, "pay", asked, {"action": action})
+            assert ended["result"]["isError"] is True
+            assert action in said(ended)
+            assert said(await call(mcp, "pay")) == "paid"  # the server asks every other time
+        assert up.noted() == ["pay"] * 4
 
 
 async def test_a_page_is_asked_for_once_a_call_and_named_in_each_error(tmp_path: Path) -> None:
     refuses = Upstream(lambda asked: error(asked, -32042, "Sign in first", NEEDED))
     async with (
         scripted(refuses) as server,
-        replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as app,
+        replica(tmp_path, entry(server)) as app,
         client(app) as mcp,
     ):
         ended = await again(mcp, "t", await call(mcp, "t"), ACCEPT)
@@ -113,19 +116,20 @@ async def test_a_page_that_a_prompt_or_resource_needs_is_asked_for(tmp_path: Pat
             assert expected in (await other.post(method, {**params, **answered}, **sent)).text
 
 
-@pytest.mark.parametrize("code", [-32603, -32001, 1234])
-async def test_an_error_of_a_call_keeps_its_code_and_data(code: int, tmp_path: Path) -> None:
+async def test_an_error_of_a_call_keeps_its_code_and_data(tmp_path: Path) -> None:
     data = {"retry": [1, None], "why": "full"}
-    refuses = Upstream(lambda asked: error(asked, code, "no seats", data, status=200))
+    upstream = Upstream()
     async with (
-        scripted(refuses) as server,
-        replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as app,
+        scripted(upstream) as server,
+        replica(tmp_path, entry(server)) as app,
         client(app) as mcp,
     ):
-        result = (await call(mcp, "t"))["result"]
-    assert result["isError"] is True
-    assert "no seats" in result["content"][0]["text"]
-    assert result["_meta"]["roundgate/error"] == {"code": code, "data": data}
+        for code in (-32603, -32001, 1234):
+            upstream.call = partial(error, code=code, message="no seats", data=data, status=200)
+            result = (await call(mcp, "t"))["result"]
+            assert result["isError"] is True
+            assert "no seats" in result["content"][0]["text"]
+            assert result["_meta"]["roundgate/error"] == {"code": code, "data": data}
 
 
 async def test_an_error_after_a_question_keeps_its_code_and_data(tmp_path: Path) -> None:

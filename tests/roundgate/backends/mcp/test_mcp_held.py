@@ -47,7 +47,16 @@ from tests.support.older_servers import (
     to_the_end,
 )
 from tests.support.round_robin import RoundRobin
-from tests.support.scripted import STREAM_HEAD, Asked, event, http, result, scripted, text
+from tests.support.scripted import (
+    STREAM_HEAD,
+    Asked,
+    event,
+    http,
+    result,
+    result_event,
+    scripted,
+    text,
+)
 from tests.support.sdk_servers import (
     OLDER,
     SdkServer,
@@ -57,43 +66,36 @@ from tests.support.sdk_servers import (
 from tests.support.server import Server
 from tests.support.services import answer, service
 from tests.support.task_client import TaskClient, task_settings
-from tests.support.upstreams import Upstream, process, until
+from tests.support.upstreams import Upstream, entry, process, until
 from tests.support.wire import forged
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", ["here", "elsewhere"])
-async def test_each_kind_of_question_is_answered_at_any_replica(
-    kind: str, place: str, tmp_path: Path
-) -> None:
-    async with (
-        older_server(tmp_path, kind) as up,
-        replica(tmp_path, up.entry) as a,
-        replica(tmp_path, up.entry) as b,
-        client(a) as one,
-        client(b if place == "elsewhere" else a) as other,
-    ):
-        hi = {"greeting": "Hi"}
-        asked = await call(one, "greet", hi)
-        assert [each["method"] for each in asked["result"]["inputRequests"].values()] == [
-            "elicitation/create"
-        ]
-        assert said(await again(other, "greet", asked, ADA, arguments=hi)) == "Hi, Ada"
-        declined = await again(other, "greet", await call(one, "greet"), {"action": "decline"})
-        assert said(declined) == "decline"
-        asked = await call(one, "both")
-        assert len(asked["result"]["inputRequests"]) == 2
-        assert said(await again(other, "both", asked, ADA, BOB)) == "Ada and Bob"
-        asked = await again(other, "twice", await call(one, "twice"), ADA)
-        assert list(asked["result"]["inputRequests"]) == ["question-2"]
-        assert said(await again(one, "twice", asked, BOB)) == "Ada and Bob"
-        asked = await call(one, "motto")
-        assert said(await again(other, "motto", asked, SAMPLE)) == "sampled: Carpe"
-        asked = await call(one, "where")
-        roots = {"roots": [{"uri": "file:///home/ada"}]}
-        assert said(await again(other, "where", asked, roots)) == "file:///home/ada"
-        assert said(await call(one, "plain")) == "done"
-        assert up.noted() == ["greet", "greeted", "greet", "greeted", "plain"]
+async def test_each_kind_of_question_is_answered_at_any_replica(kind: str, tmp_path: Path) -> None:
+    large = {"greeting": "ä" * 200_000}
+    async with older_server(tmp_path, kind) as up, clients(tmp_path, up.entry) as (one, two):
+        for other in (one, two):
+            asked = await call(one, "greet", large)
+            assert [each["method"] for each in asked["result"]["inputRequests"].values()] == [
+                "elicitation/create"
+            ]
+            greeted = await again(other, "greet", asked, ADA, arguments=large)
+            assert said(greeted) == f"{large['greeting']}, Ada"
+            declined = await again(other, "greet", await call(one, "greet"), {"action": "decline"})
+            assert said(declined) == "decline"
+            asked = await call(one, "both")
+            assert len(asked["result"]["inputRequests"]) == 2
+            assert said(await again(other, "both", asked, ADA, BOB)) == "Ada and Bob"
+            asked = await again(other, "twice", await call(one, "twice"), ADA)
+            assert list(asked["result"]["inputRequests"]) == ["question-2"]
+            assert said(await again(one, "twice", asked, BOB)) == "Ada and Bob"
+            asked = await call(one, "motto")
+            assert said(await again(other, "motto", asked, SAMPLE)) == "sampled: Carpe"
+            asked = await call(one, "where")
+            roots = {"roots": [{"uri": "file:///home/ada"}]}
+            assert said(await again(other, "where", asked, roots)) == "file:///home/ada"
+            assert said(await call(one, "plain")) == "done"
+        assert up.noted() == ["greet", "greeted", "greet", "greeted", "plain"] * 2
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -163,10 +165,7 @@ async def test_a_reload_that_changes_the_server_keeps_the_time_for_answers(
                 await call(Mcp(http, f"{holder.url}/mcp"), "greet")
             await change_held_s(holder, up, tmp_path / "0")
 
-            async def noted() -> list[str]:
-                return up.noted()
-
-            await until(["greet", "greeted"], noted)  # with the answer "cancel"
+            await until(["greet", "greeted"], up.noted)  # with the answer "cancel"
 
 
 async def test_a_reload_that_changes_the_server_keeps_a_call_that_waits_for_answers(
@@ -203,8 +202,7 @@ async def test_a_stop_waits_for_the_end_of_calls_that_have_not_asked(
     up = Upstream(lambda asked: waits(asked) if asked.rpc == "tools/call" else takes(asked))
     up.session = "s1"
     async with scripted(up) as server:
-        entry = {"kind": "mcp", "name": "up", "url": server.url}
-        async with replica(tmp_path, entry) as app, client(app) as mcp:
+        async with replica(tmp_path, entry(server)) as app, client(app) as mcp:
             calling = asyncio.create_task(call(mcp, "t"))
             call_id = await asyncio.wait_for(called, 60)
         assert call_id in cancelled
@@ -239,10 +237,7 @@ async def test_answers_that_never_come_are_cancelled_at_the_server(
     ):
         asked = await call(mcp, "greet")
 
-        async def noted() -> list[str]:
-            return up.noted()
-
-        await until(["greet", "greeted"], noted)  # with the answer "cancel"
+        await until(["greet", "greeted"], up.noted)  # with the answer "cancel"
         late = await again(mcp, "greet", asked, ADA)
         assert late["result"]["isError"] is True
         assert "too late" in said(late)
@@ -250,42 +245,32 @@ async def test_answers_that_never_come_are_cancelled_at_the_server(
 
 
 @pytest.mark.parametrize("kind", BOTH)
-async def test_a_repeated_round_gets_the_same_outcome_and_other_answers_are_refused(
-    kind: str,
-    tmp_path: Path,
+async def test_rounds_that_are_repeated_or_reach_replicas_at_once_have_one_outcome(
+    kind: str, tmp_path: Path
 ) -> None:
-    async with (
-        older_server(tmp_path, kind) as up,
-        clients(tmp_path, up.entry) as (one, two),
-    ):
-        asked = await call(one, "greet")
-        first, second = await asyncio.gather(
-            again(one, "greet", asked, ADA), again(two, "greet", asked, ADA)
-        )
-        assert said(first) == said(second) == said(await again(two, "greet", asked, ADA))
-        other = await again(two, "greet", asked, BOB)
+    async with older_server(tmp_path, kind) as up, clients(tmp_path, up.entry) as both:
+        asked = await call(both[0], "greet")
+        first, second = await asyncio.gather(*(again(mcp, "greet", asked, ADA) for mcp in both))
+        assert said(first) == said(second) == said(await again(both[1], "greet", asked, ADA))
+        other = await again(both[1], "greet", asked, BOB)
         assert other["result"]["isError"] is True
         assert "already answered" in said(other)
+        asked = await call(both[0], "twice")
+        twins = await asyncio.gather(*(again(mcp, "twice", asked, ADA) for mcp in both))
+        for twin in twins:
+            assert list(twin["result"]["inputRequests"]) == ["question-2"]
+        ended = await asyncio.gather(
+            *(again(mcp, "twice", twin, BOB) for mcp in both for twin in twins)
+        )
+    assert [said(each) for each in ended] == ["Ada and Bob"] * 4
     assert up.noted() == ["greet", "greeted"]
-
-
-@pytest.mark.parametrize("kind", BOTH)
-async def test_a_large_result_reaches_another_replica_whole(kind: str, tmp_path: Path) -> None:
-    large = {"greeting": "ä" * 200_000}
-    async with (
-        older_server(tmp_path, kind) as up,
-        clients(tmp_path, up.entry) as (one, two),
-    ):
-        asked = await call(one, "greet", large)
-        done = await again(two, "greet", asked, ADA, arguments=large)
-    assert said(done) == f"{large['greeting']}, Ada"
 
 
 async def test_sessions_are_reused_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_sessions, "IDLE_MS", 1_500)
     async with (
         scripted(Upstream(session="s1")) as server,
-        replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as a,
+        replica(tmp_path, entry(server)) as a,
         client(a) as mcp,
     ):
 
@@ -298,10 +283,7 @@ async def test_sessions_are_reused_and_end(tmp_path: Path, monkeypatch: pytest.M
         assert await sessions() == 3
         ends = server.methods().count("DELETE")
 
-        async def ended() -> int:
-            return server.methods().count("DELETE") - ends
-
-        await until(1, ended)
+        await until(1, lambda: server.methods().count("DELETE") - ends)
         assert said(await call(mcp, "t")) == "done"
         assert await sessions() == 4
 
@@ -383,7 +365,7 @@ async def test_no_process_waits_for_answers_to_a_call_that_has_ended(tmp_path: P
         question = {"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params}
         yield event(question)
         await ends.wait()
-        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text("without you")})
+        yield result_event(asked, text("without you"))
 
     async with asking(tmp_path, gives_up) as (_, app), client(app) as mcp, asyncio.timeout(60):
         asked = await call(mcp, "t")
@@ -407,10 +389,7 @@ async def test_a_round_that_an_operator_ends_cancels_the_questions_at_the_server
         monkeypatch.setattr(StoredTasks, "claim", cancelled_first)
         assert "An operator of the gateway ended" in said(await again(mcp, "t", asked, ADA))
 
-        async def answers() -> int:
-            return server.methods().count("(answer)")
-
-        await until(1, answers)
+        await until(1, lambda: server.methods().count("(answer)"))
         await until(0, receiving)
 
 
@@ -426,12 +405,15 @@ async def test_an_outcome_that_cannot_be_stored_now_is_not_lost_in_silence(
             raise faults.pop()
         await write(tasks, lease, event, now_ms)
 
-    async with asking(tmp_path, Asking()) as (server, a), client(a) as one:
-        entry = {"kind": "mcp", "name": "up", "url": server.url}
-        async with replica(tmp_path, entry) as b, client(b) as two:
-            asked = await call(one, "t")
-            monkeypatch.setattr(StoredTasks, "write", write_later)
-            ended = said(await again(two, "t", asked, ADA))
+    async with (
+        asking(tmp_path, Asking()) as (server, a),
+        replica(tmp_path, entry(server)) as b,
+        client(a) as one,
+        client(b) as two,
+    ):
+        asked = await call(one, "t")
+        monkeypatch.setattr(StoredTasks, "write", write_later)
+        ended = said(await again(two, "t", asked, ADA))
     assert ended == "done" if fault == "away" else "max_stored_bytes" in ended
 
 
@@ -451,7 +433,7 @@ async def test_a_session_is_closed_if_its_call_is_given_up_before_it_begins(tmp_
     up = Upstream(session="s1")
     async with (
         scripted(older) as server,
-        replica(tmp_path, {"kind": "mcp", "name": "up", "url": server.url}) as app,
+        replica(tmp_path, entry(server)) as app,
     ):
         meta = {"clientCapabilities": CAPABLE, "logLevel": "info"}
         asked = wire.message("tools/call", {"name": "up__t", "arguments": {}}, **meta)
@@ -459,10 +441,7 @@ async def test_a_session_is_closed_if_its_call_is_given_up_before_it_begins(tmp_
         async with Exchange(app, asked):
             await asyncio.wait_for(leveled.wait(), 60)
 
-        async def ended() -> int:
-            return server.methods().count("DELETE") - ends
-
-        await until(1, ended)
+        await until(1, lambda: server.methods().count("DELETE") - ends)
 
 
 async def test_a_process_that_ended_between_two_calls_is_not_used_again(tmp_path: Path) -> None:
@@ -507,10 +486,9 @@ async def test_a_caller_whose_processes_die_waits_for_the_next_one_and_others_do
             assert (await text("eve", "pid")).isdigit()
 
 
-@pytest.mark.parametrize("kind", BOTH)
-async def test_tampered_moved_and_foreign_state_is_refused(kind: str, tmp_path: Path) -> None:
+async def test_tampered_moved_and_foreign_state_is_refused(tmp_path: Path) -> None:
     async with (
-        older_server(tmp_path, kind) as up,
+        older_server(tmp_path, "2.x keeps") as up,
         replica(tmp_path, up.entry) as a,
         client(a) as mcp,
     ):
@@ -520,12 +498,10 @@ async def test_tampered_moved_and_foreign_state_is_refused(kind: str, tmp_path: 
         for wrong in (
             {"name": "up__greet", "arguments": {"greeting": "Ho"}, "requestState": state},
             {"name": "up__twice", "arguments": {"greeting": "Hi"}, "requestState": state},
-            {
-                "name": "up__greet",
-                "arguments": {"greeting": "Hi"},
-                "requestState": forged(state),
-            },
-            {"name": "up__greet", "arguments": {"greeting": "Hi"}, "requestState": "question-1"},
+            *(
+                {"name": "up__greet", "arguments": {"greeting": "Hi"}, "requestState": odd}
+                for odd in (forged(state), "question-1")
+            ),
         ):
             _, refused = await mcp.error(
                 "tools/call", {**wrong, **answers}, clientCapabilities=CAPABLE
@@ -536,9 +512,8 @@ async def test_tampered_moved_and_foreign_state_is_refused(kind: str, tmp_path: 
         assert said(done) == "Hi, Ada"
 
 
-@pytest.mark.parametrize("kind", BOTH)
-async def test_another_caller_cannot_answer(kind: str, tmp_path: Path) -> None:
-    async with older_server(tmp_path, kind) as up, service(answer(jwks("ec"))) as keys:
+async def test_another_caller_cannot_answer(tmp_path: Path) -> None:
+    async with older_server(tmp_path) as up, service(answer(jwks("ec"))) as keys:
         auth = {"issuer": ISSUER, "jwks_url": f"{keys.url}/jwks"}
         file = config_of({"backends": [up.entry], "auth": auth})
         using = task_settings(tmp_path, public_url=PUBLIC_URL)
@@ -646,18 +621,3 @@ async def test_questions_can_be_turned_off(tmp_path: Path) -> None:
         client(a) as mcp,
     ):
         assert (await call(mcp, "greet"))["result"]["isError"] is True
-
-
-@pytest.mark.parametrize("kind", BOTH)
-async def test_rounds_of_a_call_that_reach_two_replicas_at_once_have_one_outcome(
-    kind: str, tmp_path: Path
-) -> None:
-    async with older_server(tmp_path, kind) as up, clients(tmp_path, up.entry) as both:
-        asked = await call(both[0], "twice")
-        twins = await asyncio.gather(*(again(mcp, "twice", asked, ADA) for mcp in both))
-        for twin in twins:
-            assert list(twin["result"]["inputRequests"]) == ["question-2"]
-        ended = await asyncio.gather(
-            *(again(mcp, "twice", twin, BOB) for mcp in both for twin in twins)
-        )
-    assert [said(each) for each in ended] == ["Ada and Bob"] * 4

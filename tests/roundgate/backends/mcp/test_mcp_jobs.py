@@ -13,12 +13,20 @@ from typing import Any
 import pytest
 
 from roundgate.cli import main
-from roundgate.main import build_app
-from tests.support.asgi import client, config_of, stoppable
-from tests.support.scripted import Asked, error, http, result, scripted, text
-from tests.support.sdk_servers import NEW, OLDER, SdkServer, needs_older, over_http, over_stdio
-from tests.support.task_client import TaskClient, task_settings
-from tests.support.upstreams import Upstream, app_of, health, names, tool, until
+from tests.support.asgi import client
+from tests.support.older_servers import replica
+from tests.support.scripted import Asked, Scripted, error, http, result, scripted, text
+from tests.support.sdk_servers import NEW, OLDER, needs_older, over_http
+from tests.support.task_client import TaskClient
+from tests.support.upstreams import (
+    Upstream,
+    entry,
+    fronted,
+    names,
+    state,
+    tool,
+    until,
+)
 
 BUILD: dict[str, Any] = {
     "variables": {"build": "/build"},
@@ -34,35 +42,10 @@ HIDDEN = [{"name": name} for name in ("build_status", "build_log", "cancel_build
 
 
 @asynccontextmanager
-async def gateway(
-    folder: Path, entry: dict[str, Any], *, works: bool = True
-) -> AsyncIterator[TaskClient]:
-    """A gateway over the store of a folder, whose server has been read."""
-    file = config_of(
-        {
-            "backends": [entry],
-            "tasks": {"poll_interval_ms": 100, "sweep_every_s": 0.1},
-        }
-    )
-    using = task_settings(folder, worker="on" if works else "off")
-    app = await asyncio.to_thread(build_app, file, using)
-    async with stoppable(app), client(app) as mcp:
-
-        async def is_listed() -> bool:
-            return bool(await names(mcp))
-
-        await until(True, is_listed)
+async def gateway(folder: Path, backend: dict[str, Any]) -> AsyncIterator[TaskClient]:
+    """A client of a gateway with a worker, over the store of a folder, whose server has been read."""
+    async with replica(folder, backend, worker="on") as app, client(app) as mcp:
         yield TaskClient(mcp)
-
-
-@asynccontextmanager
-async def server(kind: str, folder: Path, **settings: Any) -> AsyncIterator[SdkServer]:
-    interpreter = NEW if kind.startswith("2") else OLDER
-    if kind.endswith("stdio"):
-        yield over_stdio(interpreter, folder, **settings)
-        return
-    async with over_http(interpreter, folder, **settings) as running:
-        yield running
 
 
 async def ended(ann: TaskClient, task_id: str) -> str:
@@ -72,18 +55,10 @@ async def ended(ann: TaskClient, task_id: str) -> str:
     return str(task["result"]["content"][0]["text"])
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "2.x, http",
-        "2.x, stdio",
-        pytest.param("1.x, http", marks=needs_older),
-        pytest.param("1.x, stdio", marks=needs_older),
-    ],
-)
-async def test_a_group_of_tools_is_one_task(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sdk", [NEW, pytest.param(OLDER, marks=needs_older)], ids=["2.x", "1.x"])
+async def test_a_group_of_tools_is_one_task(sdk: str | Path, tmp_path: Path) -> None:
     async with (
-        server(kind, tmp_path, jobs={"start_build": BUILD}, exclude=HIDDEN) as up,
+        over_http(sdk, tmp_path, jobs={"start_build": BUILD}, exclude=HIDDEN) as up,
         gateway(tmp_path, up.entry) as ann,
     ):
         listed = await names(ann.mcp)
@@ -94,7 +69,9 @@ async def test_a_group_of_tools_is_one_task(kind: str, tmp_path: Path) -> None:
         bad = await ann.over(await ann.begin("up__start_build", branch="bad"))
         assert bad["result"]["isError"] is True
         assert "broken: it does not compile" in bad["result"]["content"][0]["text"]
-        assert up.noted() == ["started main", "started bad"]
+        # without tasks, the client waits for the result
+        assert await ann.mcp.text("up__start_build", {"branch": "x"}) == "built x as 19"
+        assert up.noted() == ["started main", "started bad", "started x"]
 
 
 async def test_a_cancelled_task_cancels_the_job_at_the_server(tmp_path: Path) -> None:
@@ -104,16 +81,10 @@ async def test_a_cancelled_task_cancels_the_job_at_the_server(tmp_path: Path) ->
     ):
         task_id = await ann.begin("up__start_build", branch="endless")
 
-        async def has_started() -> bool:
-            return up.noted() == ["started endless"]
-
-        await until(True, has_started)
+        await until(True, lambda: up.noted() == ["started endless"])
         await ann.cancel(task_id)
 
-        async def is_cancelled() -> bool:
-            return up.noted() == ["started endless", "cancelled 17"]
-
-        await until(True, is_cancelled)
+        await until(True, lambda: up.noted() == ["started endless", "cancelled 17"])
 
 
 async def test_a_job_is_followed_by_another_process(tmp_path: Path) -> None:
@@ -121,21 +92,10 @@ async def test_a_job_is_followed_by_another_process(tmp_path: Path) -> None:
         async with gateway(tmp_path, up.entry) as ann:
             task_id = await ann.begin("up__start_build", branch="main")
 
-            async def has_started() -> bool:
-                return bool(up.noted())
-
-            await until(True, has_started)
+            await until(True, lambda: bool(up.noted()))
         async with gateway(tmp_path, up.entry) as ann:
             assert await ended(ann, task_id) == "built main as 17"
         assert up.noted() == ["started main"]
-
-
-async def test_without_tasks_the_client_waits_for_the_result(tmp_path: Path) -> None:
-    async with (
-        over_http(NEW, tmp_path, jobs={"start_build": BUILD}) as up,
-        gateway(tmp_path, up.entry) as ann,
-    ):
-        assert await ann.mcp.text("up__start_build", {"branch": "x"}) == "built x as 17"
 
 
 JOB: dict[str, Any] = {
@@ -162,8 +122,25 @@ class Worded:
         return look(asked) if callable(look) else result(asked, text(look))
 
 
-def entry(url: str, **job: Any) -> dict[str, Any]:
-    return {"kind": "mcp", "name": "up", "url": url, "jobs": {"go": {**JOB, **job}}}
+def with_job(server: Scripted, **job: Any) -> dict[str, Any]:
+    return entry(server, jobs={"go": {**JOB, **job}})
+
+
+@asynccontextmanager
+async def worded(
+    folder: Path, call: Any, tools: Any = TOOLS, **job: Any
+) -> AsyncIterator[tuple[Scripted, TaskClient]]:
+    """A gateway with the job in front of a scripted server."""
+    async with (
+        scripted(Upstream(call, tools)) as up,
+        gateway(folder, with_job(up, **job)) as ann,
+    ):
+        yield up, ann
+
+
+def calls_of(up: Scripted) -> list[dict[str, Any]]:
+    """The params of the calls that reached the server."""
+    return [one.params for one in up.asked if one.rpc == "tools/call"]
 
 
 async def test_answers_may_be_plain_words_and_a_failed_poll_is_repeated(tmp_path: Path) -> None:
@@ -174,12 +151,9 @@ async def test_answers_may_be_plain_words_and_a_failed_poll_is_repeated(tmp_path
         return error(asked, -32603)
 
     call = Worded("running", away, confused, "done")
-    async with (
-        scripted(Upstream(call, TOOLS)) as up,
-        gateway(tmp_path, entry(up.url)) as ann,
-    ):
+    async with worded(tmp_path, call) as (up, ann):
         assert await ended(ann, await ann.begin("up__go")) == "done"
-    calls = [one.params for one in up.asked if one.rpc == "tools/call"]
+    calls = calls_of(up)
     assert [one["name"] for one in calls] == ["go", *["look"] * 4]
     assert calls[1]["arguments"] == {"id": "job-9"}
     # a job's tools cannot ask, so the server is told that nobody can be asked
@@ -188,9 +162,9 @@ async def test_answers_may_be_plain_words_and_a_failed_poll_is_repeated(tmp_path
 
 
 async def test_a_job_whose_poll_is_quarantined_does_not_start(tmp_path: Path) -> None:
-    tools = [tool("go"), tool("look"), tool("stop")]
+    tools = [*TOOLS]
     async with scripted(Upstream(Worded("done"), tools)) as up:
-        one = {**entry(up.url), "changes": "quarantine", "lock": str(tmp_path / "up.lock")}
+        one = {**with_job(up), "changes": "quarantine", "lock": str(tmp_path / "up.lock")}
         file = tmp_path / "gateway.yaml"
         file.write_text(json.dumps({"backends": [one]}))
         assert await asyncio.to_thread(main, ["compile", str(file)]) == 0
@@ -209,7 +183,7 @@ async def test_a_poll_is_repeated_while_the_breaker_is_open(tmp_path: Path) -> N
     breaker = {"failures": 1, "pause_s": 0.5}
     async with (
         scripted(Upstream(Worded(away, "done"), TOOLS)) as up,
-        gateway(tmp_path, {**entry(up.url), "breaker": breaker}) as ann,
+        gateway(tmp_path, {**with_job(up), "breaker": breaker}) as ann,
     ):
         assert await ended(ann, await ann.begin("up__go")) == "done"
 
@@ -224,12 +198,10 @@ async def test_a_variable_may_fill_an_argument_of_several_types(tmp_path: Path) 
     def start(asked: Asked) -> bytes:
         return result(asked, text("17"))
 
-    async with (
-        scripted(Upstream(Worded("done", start=start), [tool("go"), look])) as up,
-        gateway(tmp_path, entry(up.url, poll=poll)) as ann,
-    ):
+    call = Worded("done", start=start)
+    async with worded(tmp_path, call, [tool("go"), look], poll=poll) as (up, ann):
         assert await ended(ann, await ann.begin("up__go")) == "done"
-    calls = [one.params for one in up.asked if one.rpc == "tools/call"]
+    calls = calls_of(up)
     assert calls[1]["arguments"] == {"id": 17, "word": "17"}
 
 
@@ -251,48 +223,36 @@ async def test_an_older_server_learns_that_tools_of_a_job_cannot_ask(tmp_path: P
             served.append(declared[str(up.session)])
         return up(asked)
 
-    async with scripted(older) as server, gateway(tmp_path, entry(server.url)) as ann:
+    async with scripted(older) as server, gateway(tmp_path, with_job(server)) as ann:
         assert await ended(ann, await ann.begin("up__go")) == "done"
     assert len(served) == 2
     assert all("elicitation" not in each for each in served)
 
 
-@pytest.mark.parametrize("looks", ["gone", "refused", "question"])
-async def test_a_poll_that_cannot_succeed_ends_the_task_and_cancels(
-    looks: str, tmp_path: Path
-) -> None:
-    def gone(asked: Asked) -> bytes:
-        return result(asked, {**text("no such job"), "isError": True})
+CANCEL = {"tool": "stop", "arguments": {"id": "{id}"}}
 
-    def refused(asked: Asked) -> bytes:
-        return error(asked, -32602, "bad id")
 
-    def question(asked: Asked) -> bytes:
-        return result(asked, {"resultType": "input_required", "requestState": "x"})
-
-    answers = {"gone": gone, "refused": refused, "question": question}
-    expected = {"gone": "no such job", "refused": "bad id", "question": "may neither ask"}
+async def test_a_poll_that_cannot_succeed_ends_the_task_and_cancels(tmp_path: Path) -> None:
+    asking = {"resultType": "input_required", "requestState": "x"}
+    looks: dict[str, Any] = {
+        "no such job": lambda asked: result(asked, {**text("no such job"), "isError": True}),
+        "bad id": lambda asked: error(asked, -32602, "bad id"),
+        "may neither ask": lambda asked: result(asked, asking),
+    }
+    stops: list[Any] = []
 
     def call(asked: Asked) -> Any:
-        if asked.params["name"] == "stop":
-            return result(asked, text("stopped"))
-        return Worded(answers[looks])(asked)
+        if asked.params["name"] != "stop":
+            return Worded([*looks.values()][len(stops)])(asked)
+        stops.append(asked.params["arguments"])
+        return result(asked, text("stopped"))
 
-    async with (
-        scripted(Upstream(call, TOOLS)) as up,
-        gateway(
-            tmp_path, entry(up.url, cancel={"tool": "stop", "arguments": {"id": "{id}"}})
-        ) as ann,
-    ):
-        over = await ann.over(await ann.begin("up__go"))
-
-        async def stops() -> list[Any]:
-            calls = [one.params for one in up.asked if one.rpc == "tools/call"]
-            return [one["arguments"] for one in calls if one["name"] == "stop"]
-
-        assert over["result"]["isError"] is True
-        assert expected[looks] in json.dumps(over["result"])
-        await until([{"id": "job-9"}], stops)
+    async with worded(tmp_path, call, cancel=CANCEL) as (_, ann):
+        for number, expected in enumerate(looks, 1):
+            over = await ann.over(await ann.begin("up__go"))
+            assert over["result"]["isError"] is True
+            assert expected in json.dumps(over["result"])
+            await until([{"id": "job-9"}] * number, lambda: stops)
 
 
 async def test_a_job_that_starts_while_its_task_is_cancelled_is_cancelled(tmp_path: Path) -> None:
@@ -307,50 +267,37 @@ async def test_a_job_that_starts_while_its_task_is_cancelled_is_cancelled(tmp_pa
             await go_on.wait()
         return result(asked, text("job-9"))
 
-    cancel = {"tool": "stop", "arguments": {"id": "{id}"}}
-    async with (
-        scripted(Upstream(call, TOOLS)) as up,
-        gateway(tmp_path, entry(up.url, cancel=cancel)) as ann,
-    ):
+    async with worded(tmp_path, call, cancel=CANCEL) as (_, ann):
         task_id = await ann.begin("up__go")
         await begun.wait()
         await ann.cancel(task_id)
         go_on.set()
-
-        async def ids() -> list[Any]:
-            return stopped
-
-        await until([{"id": "job-9"}], ids)
+        await until([{"id": "job-9"}], lambda: stopped)
 
 
 async def test_a_start_without_an_answer_is_not_repeated(tmp_path: Path) -> None:
-    async with (
-        scripted(Upstream(Worded("done", start=lambda asked: None), TOOLS)) as up,
-        gateway(tmp_path, entry(up.url)) as ann,
-    ):
+    async with worded(tmp_path, Worded("done", start=lambda asked: None)) as (up, ann):
         over = await ann.over(await ann.begin("up__go"))
         assert over["result"]["isError"] is True
         calls = [one.params["name"] for one in up.asked if one.rpc == "tools/call"]
     assert calls == ["go"]
 
 
-@pytest.mark.parametrize(
-    ("job", "reason"),
-    [
-        ({"poll": {"tool": "lok", "arguments": {}}}, "poll names the tool 'lok'"),
-        ({"poll": {"tool": "look", "arguments": {"id": "{job}"}}}, "poll needs job"),
-        ({"fetch": {"tool": "strict", "arguments": {}}}, "fetch lacks the argument id of strict"),
-    ],
-)
-async def test_a_job_that_does_not_fit_the_servers_tools_is_left_out(
-    job: dict[str, Any], reason: str
-) -> None:
+async def test_jobs_that_do_not_fit_the_servers_tools_are_left_out() -> None:
+    jobs: dict[str, tuple[dict[str, Any], str]] = {
+        "one": ({"poll": {"tool": "lok", "arguments": {}}}, "poll names the tool 'lok'"),
+        "two": ({"poll": {"tool": "look", "arguments": {"id": "{job}"}}}, "poll needs job"),
+        "three": (
+            {"fetch": {"tool": "strict", "arguments": {}}},
+            "fetch lacks the argument id of strict",
+        ),
+    }
     strict = tool("strict")
     strict["inputSchema"]["required"] = ["id"]
-    async with (
-        scripted(Upstream(tools=[*TOOLS, strict])) as up,
-        app_of(entry(up.url, **job)) as app,
-        client(app) as mcp,
-    ):
-        assert await names(mcp) == ["up__look", "up__stop", "up__strict"]
-        assert reason in (await health(mcp))["left_out"]["go"]
+    upstream = Upstream(tools=[*TOOLS, strict, *map(tool, jobs)])
+    settings = {name: {**JOB, **job} for name, (job, _) in jobs.items()}
+    async with fronted(upstream, jobs=settings) as (_, mcp):
+        assert await names(mcp) == ["up__go", "up__look", "up__stop", "up__strict"]
+        left_out = await state(mcp, "left_out")
+        for name, (_, reason) in jobs.items():
+            assert reason in left_out[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
 from tests.support.scripted import STREAM_HEAD, Asked, event, result, scripted
 from tests.support.sdk_server import Subscribed, library, sdk_served
 from tests.support.services import answer, service
-from tests.support.upstreams import app_of, until
+from tests.support.upstreams import app_of, entry, until
 
 UPDATED = "notifications/resources/updated"
 
@@ -37,10 +37,6 @@ def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "LONGEST_PAUSE_S", 0.1)
     monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
     monkeypatch.setattr(mcp_listening, "SESSION_CHECK_S", 0.1)
-
-
-def entry(url: str, name: str, **settings: Any) -> dict[str, Any]:
-    return {"kind": "mcp", "name": name, "url": url, **settings}
 
 
 @asynccontextmanager
@@ -110,14 +106,7 @@ async def test_one_stream_carries_changes_of_two_servers_with_the_gateways_uris(
         async with listening(app, resourceSubscriptions=uris) as stream:
             assert await touched(app, stream, "lib__touch", "notes://today") == (UPDATED, uris[0])
             assert await touched(app, stream, "annex__touch", "notes://bob/1") == (UPDATED, uris[1])
-        await until(0, _length(hub(app)))
-
-
-def _length(hub: Hub) -> Callable[[], Any]:
-    async def length() -> int:
-        return len(hub.uris)
-
-    return length
+        await until(0, lambda: len(hub(app).uris))
 
 
 async def test_lists_that_change_reach_listeners() -> None:
@@ -145,21 +134,17 @@ async def test_an_older_server_is_subscribed_to_while_somebody_listens() -> None
         sdk_served(subscribed.server(), older=True) as url,
         app_of(entry(url, "old", uris="named")) as app,
     ):
-
-        async def asked() -> list[str]:
-            return subscribed.asked
-
         async with listening(app, resourceSubscriptions=["s://old/a"]) as first:
-            await until(["+s://a"], asked)
+            await until(["+s://a"], lambda: subscribed.asked)
             async with listening(app, resourceSubscriptions=["s://old/a", "s://old/b"]) as second:
-                await until(["+s://a", "+s://b"], asked)
+                await until(["+s://a", "+s://b"], lambda: subscribed.asked)
                 await subscribed.touch("s://a")
                 assert await said(first) == (UPDATED, "s://old/a")
                 assert await said(second) == (UPDATED, "s://old/a")
                 await subscribed.touch("s://b", "s://b/part")
                 assert await said(second) == (UPDATED, "s://old/b")
-            await until(["+s://a", "+s://b", "-s://b"], asked)
-        await until(["+s://a", "+s://b", "-s://b", "-s://a"], asked)
+            await until(["+s://a", "+s://b", "-s://b"], lambda: subscribed.asked)
+        await until(["+s://a", "+s://b", "-s://b", "-s://a"], lambda: subscribed.asked)
 
 
 class Changing:
@@ -223,47 +208,33 @@ class Changing:
 async def test_a_stream_at_the_server_is_replaced_before_it_is_closed_and_none_is_left() -> None:
     server = Changing()
 
-    async def opened() -> int:
-        return server.open
-
-    async def asked() -> list[Any]:
-        return server.filters
-
     async with scripted(server) as at, app_of(entry(at.url, "up")) as app:
         async with listening(app, resourceSubscriptions=["r:a"]):
-            await until([{"resourceSubscriptions": ["r:a"]}], asked)
+            await until([{"resourceSubscriptions": ["r:a"]}], lambda: server.filters)
             for _ in range(3):
                 async with listening(app, resourceSubscriptions=["r:b", "r:unknown"]) as stream:
-                    await until({"resourceSubscriptions": ["r:a", "r:b"]}, _last(server))
-                    await until(1, opened)
+                    await until(
+                        [{"resourceSubscriptions": ["r:a", "r:b"]}], lambda: server.filters[-1:]
+                    )
+                    await until(1, lambda: server.open)
                     server.streams[-1].put_nowait({"uri": "r:b"})
                     assert await said(stream) == (UPDATED, "r:b")
-                await until({"resourceSubscriptions": ["r:a"]}, _last(server))
-            await until(1, opened)
-        await until(0, opened)
+                await until([{"resourceSubscriptions": ["r:a"]}], lambda: server.filters[-1:])
+            await until(1, lambda: server.open)
+        await until(0, lambda: server.open)
         assert listened(app) == [0]
         assert not hub(app).uris
 
 
-def _last(server: Changing) -> Callable[[], Any]:
-    async def last() -> Any:
-        return server.filters[-1] if server.filters else None
-
-    return last
-
-
 async def test_after_an_interruption_each_resource_is_reported() -> None:
     server = Changing()
-
-    async def streams() -> int:
-        return len(server.streams)
 
     async with (
         scripted(server) as at,
         app_of(entry(at.url, "up")) as app,
         listening(app, resourceSubscriptions=["r:a", "r:b"]) as stream,
     ):
-        await until(1, streams)
+        await until(1, lambda: len(server.streams))
         server.streams[0].put_nowait(None)
         assert {await said(stream), await said(stream)} == {(UPDATED, "r:a"), (UPDATED, "r:b")}
         server.streams[-1].put_nowait({"uri": ["no", "text"]})
@@ -279,17 +250,14 @@ async def test_a_server_that_acknowledges_nothing_is_asked_again(
     server = Changing()
     server.is_mute = True
 
-    async def streams() -> int:
-        return len(server.streams)
-
     async with (
         scripted(server) as at,
         app_of(entry(at.url, "up")) as app,
         listening(app, resourceSubscriptions=["r:a"]),
     ):
-        await until(1, streams)
+        await until(1, lambda: len(server.streams))
         async with listening(app, resourceSubscriptions=["r:b"]) as stream:
-            await until({"resourceSubscriptions": ["r:a", "r:b"]}, _last(server))
+            await until([{"resourceSubscriptions": ["r:a", "r:b"]}], lambda: server.filters[-1:])
             server.is_mute = False
             server.streams[-1].put_nowait({"uri": "r:b"})
             assert await said(stream) == (UPDATED, "r:b")
@@ -305,14 +273,10 @@ async def test_the_uris_of_one_process_and_of_one_server_are_bounded(
         app_of(entry(at.url, "up")) as app,
         listening(app, resourceSubscriptions=["r:a", "r:b"]),
     ):
-        await until({"resourceSubscriptions": ["r:a"]}, _last(server))
+        await until([{"resourceSubscriptions": ["r:a"]}], lambda: server.filters[-1:])
         monkeypatch.setattr(replica, "MAX_URIS", 0)
         async with listening(app, resourceSubscriptions=["r:a"]):
-
-            async def opened() -> int:
-                return server.open
-
-            await until(0, opened)
+            await until(0, lambda: server.open)
 
 
 async def test_a_server_that_reports_nothing_is_not_asked() -> None:
@@ -353,7 +317,7 @@ async def test_a_process_lists_reads_and_reports_changes() -> None:
             while (await said(stream))[0] != "notifications/prompts/list_changed":
                 pass
             assert await resources() == 3
-        await until(0, _length(hub(app)))
+        await until(0, lambda: len(hub(app).uris))
 
 
 async def test_a_reload_moves_what_is_listened_to_and_a_server_may_come_later(
@@ -362,9 +326,6 @@ async def test_a_reload_moves_what_is_listened_to_and_a_server_may_come_later(
     server = Changing()
     server.is_down = True
 
-    async def opened() -> int:
-        return server.open
-
     async with scripted(server) as at:
         path = tmp_path / "gateway.yaml"
         text_of = "backends:\n  - {{kind: mcp, name: up, url: '{}'{}}}\n".format
@@ -372,29 +333,23 @@ async def test_a_reload_moves_what_is_listened_to_and_a_server_may_come_later(
         app = await asyncio.to_thread(built, configuration.load(path), Settings(reload=True))
         async with stoppable(app), listening(app, resourceSubscriptions=["r:a"]) as stream:
             server.is_down = False
-            await until(1, opened)
+            await until(1, lambda: server.open)
             server.streams[-1].put_nowait({"uri": "r:a"})
             assert await said(stream) == (UPDATED, "r:a")
             streams = len(server.streams)
             path.write_text(text_of(at.url, ", prefix: p"))
 
-            async def moved() -> bool:
-                return len(server.streams) > streams and server.open == 1
-
-            await until(True, moved)
+            await until(True, lambda: len(server.streams) > streams and server.open == 1)
             server.streams[-1].put_nowait({"uri": "r:a"})
             assert await said(stream) == (UPDATED, "r:a")
             path.write_text(text_of(at.url, ", resources: {include: []}"))
-            await until(0, opened)
+            await until(0, lambda: server.open)
 
 
 async def test_scopes_hold_for_a_stream_that_is_older_than_its_resource() -> None:
     server = Changing()
     server.is_down = True
     uris = ["r:a"]
-
-    async def opened() -> int:
-        return server.open
 
     async with scripted(server) as at, service(answer(jwks("ec"))) as keys:
         backends = [entry(at.url, "up", resources={"scopes": ["read"]})]
@@ -408,7 +363,7 @@ async def test_scopes_hold_for_a_stream_that_is_older_than_its_resource() -> Non
             listening(app, other, resourceSubscriptions=uris) as refused,
         ):
             server.is_down = False
-            await until(1, opened)
+            await until(1, lambda: server.open)
             server.streams[-1].put_nowait({"uri": "r:a"})
             assert await said(allowed) == (UPDATED, "r:a")
             with pytest.raises(TimeoutError):

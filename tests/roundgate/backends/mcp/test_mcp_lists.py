@@ -16,25 +16,29 @@ from roundgate import config as configuration
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
 from roundgate.settings import Settings
-from tests.support.asgi import built, client, config_of, stoppable
+from tests.support.asgi import Client, built, client, config_of, stoppable
 from tests.support.scripted import (
     STREAM_HEAD,
     Asked,
-    Scripted,
     error,
-    event,
     http,
+    notice,
     result,
     scripted,
     text,
 )
-from tests.support.upstreams import Upstream, gateway_of, health, names, tool, until
+from tests.support.upstreams import (
+    Upstream,
+    entry,
+    fronted,
+    gateway_of,
+    names,
+    state,
+    tool,
+    until,
+)
 
 pytestmark = pytest.mark.usefixtures("brisk")
-
-
-def entry(server: Scripted, name: str = "up", **settings: Any) -> dict[str, Any]:
-    return {"kind": "mcp", "name": name, "url": server.url, **settings}
 
 
 _NOWHERE = socket.socket()
@@ -60,7 +64,7 @@ async def test_a_private_list_of_a_server_makes_the_lists_of_the_gateway_private
 
 async def test_a_list_that_becomes_private_is_served_as_such() -> None:
     upstream = Upstream(hints={"cacheScope": "public"}, ttl_ms=1)
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
 
         async def scope() -> Any:
             return (await mcp.result("tools/list"))["cacheScope"]
@@ -88,7 +92,7 @@ class Paged:
 
 async def test_all_pages_are_read_and_names_are_prefixed() -> None:
     pages = Paged({None: (["a", "b"], "1"), "1": (["c"], "2"), "2": ([], "3"), "3": (["d"], None)})
-    async with scripted(pages) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(pages) as (_, mcp):
         assert await names(mcp) == ["up__a", "up__b", "up__c", "up__d"]
         assert await mcp.text("up__d") == "done"
 
@@ -142,21 +146,20 @@ async def test_pages_without_end_that_come_slowly_are_served_up_to_their_time(
         await asyncio.sleep(0 if number < 2 else 60)
         return result(asked, {"tools": [tool(f"t{number}")], "nextCursor": str(number + 1)})
 
-    async with scripted(drip) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(drip) as (_, mcp):
         assert await names(mcp) == ["up__t0", "up__t1"]
-        (state,) = (await mcp.http.get("/healthz")).json()["upstreams"]
-        assert state["left_out"]["tools/list"].endswith("did not arrive in time")
+        left_out = await state(mcp, "left_out")
+        assert left_out["tools/list"].endswith("did not arrive in time")
 
 
 async def test_one_bad_tool_leaves_the_others_and_is_named() -> None:
     upstream = Upstream(
         tools=[tool("good"), tool("bad", inputSchema={"type": "string"}), tool("b c")]
     )
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         assert await names(mcp) == ["up__good"]
-        state = await health(mcp)
-        assert state["tools"] == 2
-        assert "inputSchema" in state["left_out"]["bad"]
+        assert await state(mcp, "tools") == 2
+        assert "inputSchema" in (await state(mcp, "left_out"))["bad"]
 
 
 async def test_a_name_that_is_too_long_can_be_renamed() -> None:
@@ -210,6 +213,7 @@ async def test_a_server_that_is_down_is_named_and_heals() -> None:
         assert await names(mcp) == ["up__t"]
         missing = await mcp.call("down__t")
         assert missing["isError"]
+        assert "taken effect" not in missing["content"][0]["text"]
         assert "down did not answer: it has not been up" in missing["content"][0]["text"]
         upstream.is_down = False
         await until(["down__t", "up__t"], lambda: names(mcp))
@@ -219,10 +223,10 @@ async def test_a_server_that_is_down_is_named_and_heals() -> None:
 
 async def test_a_gateway_whose_only_server_is_down_starts_and_heals() -> None:
     upstream = Upstream(is_down=True)
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         assert await names(mcp) == []
         assert (await mcp.result("tools/list"))["ttlMs"] == 0
-        assert (await health(mcp))["status"] == "down"
+        assert await state(mcp, "status") == "down"
         upstream.is_down = False
         await until(["up__t"], lambda: names(mcp))
         assert (await mcp.result("tools/list"))["ttlMs"] > 0
@@ -230,17 +234,13 @@ async def test_a_gateway_whose_only_server_is_down_starts_and_heals() -> None:
 
 async def test_the_tools_of_a_server_that_goes_down_stay_listed() -> None:
     upstream = Upstream(ttl_ms=50)
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         upstream.is_down = True
-
-        async def status() -> str:
-            return str((await health(mcp))["status"])
-
-        await until("down", status)
+        await until("down", lambda: state(mcp, "status"))
         assert await names(mcp) == ["up__t"]
         assert "did not answer" in await mcp.text("up__t")
         upstream.is_down = False
-        await until("up", status)
+        await until("up", lambda: state(mcp, "status"))
 
 
 @pytest.mark.parametrize("session", [None, "s1"])
@@ -313,29 +313,17 @@ async def test_a_change_that_is_reported_is_served_at_once() -> None:
 
             async def stream() -> Any:
                 yield STREAM_HEAD
-                acknowledged = {**meta, "notifications": {"toolsListChanged": True}}
-                yield event(
-                    {
-                        "jsonrpc": "2.0",
-                        "method": "notifications/subscriptions/acknowledged",
-                        "params": acknowledged,
-                    }
-                )
+                agreed = {"toolsListChanged": True}
+                yield notice("subscriptions/acknowledged", **meta, notifications=agreed)
                 await changed.wait()
-                yield event(
-                    {"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": meta}
-                )
+                yield notice("tools/list_changed", **meta)
                 await asyncio.sleep(60)
 
             return stream()
 
     upstream = Telling()
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
-
-        async def listens() -> bool:
-            return "subscriptions/listen" in server.methods()
-
-        await until(True, listens)
+    async with fronted(upstream) as (server, mcp):
+        await until(True, lambda: "subscriptions/listen" in server.methods())
         upstream.tools = [tool("t"), tool("new")]
         await asyncio.sleep(0.2)
         assert await names(mcp) == ["up__t"]
@@ -345,7 +333,7 @@ async def test_a_change_that_is_reported_is_served_at_once() -> None:
 
 async def test_a_list_is_read_again_when_its_time_is_over() -> None:
     upstream = Upstream(ttl_ms=50)
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         upstream.tools = [tool("other")]
         await until(["up__other"], lambda: names(mcp))
         status, _ = await mcp.error("tools/call", {"name": "up__t", "arguments": {}})
@@ -354,23 +342,16 @@ async def test_a_list_is_read_again_when_its_time_is_over() -> None:
 
 async def test_a_server_that_speaks_another_revision_is_read_again_without_a_call() -> None:
     upstream = Upstream(session="s1", ttl_ms=1)
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
-
-        async def is_polled() -> bool:
-            return server.methods().count("tools/list") > 2
-
-        async def revision() -> str:
-            return str((await health(mcp))["revision"])
-
-        await until(True, is_polled)
-        assert await revision() == "2025-11-25"
+    async with fronted(upstream) as (server, mcp):
+        await until(True, lambda: server.methods().count("tools/list") > 2)
+        assert await state(mcp, "revision") == "2025-11-25"
         upstream.session = None
-        await until("2026-07-28", revision)
+        await until("2026-07-28", lambda: state(mcp, "revision"))
 
 
 async def test_a_tool_that_the_server_does_not_know_any_more_makes_it_read_the_list() -> None:
     upstream = Upstream(lambda asked: error(asked, -32602, "Unknown tool: t"))
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         upstream.tools = [tool("renamed")]
         await mcp.call("up__t")
         await until(["up__renamed"], lambda: names(mcp))
@@ -378,14 +359,11 @@ async def test_a_tool_that_the_server_does_not_know_any_more_makes_it_read_the_l
 
 async def test_an_empty_list_after_a_full_one_is_not_believed_at_once() -> None:
     upstream = Upstream(ttl_ms=50)
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (server, mcp):
         reads = server.methods().count("tools/list")
         upstream.tools = []
 
-        async def read_again() -> bool:
-            return server.methods().count("tools/list") > reads
-
-        await until(True, read_again)
+        await until(True, lambda: server.methods().count("tools/list") > reads)
         assert await names(mcp) == ["up__t"]
         await until([], lambda: names(mcp))
         upstream.tools = [tool("t")]
@@ -393,7 +371,6 @@ async def test_an_empty_list_after_a_full_one_is_not_believed_at_once() -> None:
 
 
 async def test_a_reload_keeps_the_session_and_takes_new_settings(tmp_path: Path) -> None:
-
     upstream = Upstream(session="s1")
     async with scripted(upstream) as server:
         path = tmp_path / "gateway.yaml"
@@ -401,15 +378,12 @@ async def test_a_reload_keeps_the_session_and_takes_new_settings(tmp_path: Path)
         path.write_text(text_of(server.url, ""))
         app = await asyncio.to_thread(built, configuration.load(path), Settings(reload=True))
         async with stoppable(app), client(app) as mcp:
-            await until(2, lambda: _count(server, "initialize"))  # the start, and the list
+            await until(2, lambda: server.methods().count("initialize"))  # the start, and the list
             assert await mcp.text("up__t") == "done"
             assert server.methods().count("initialize") == 3  # the calls
             path.write_text(text_of(server.url, "") + "server: {version: '2'}\n")
 
-            async def version() -> Any:
-                return (await mcp.http.get("/healthz")).json()["version"]
-
-            await until("2", version)
+            await until("2", lambda: version(mcp))
             assert await mcp.text("up__t") == "done"
             assert server.methods().count("initialize") == 3
             assert server.methods().count("DELETE") == 1
@@ -418,8 +392,8 @@ async def test_a_reload_keeps_the_session_and_takes_new_settings(tmp_path: Path)
             assert await mcp.text("p__t") == "done"
 
 
-async def _count(server: Scripted, method: str) -> int:
-    return server.methods().count(method)
+async def version(mcp: Client) -> Any:
+    return (await mcp.http.get("/healthz")).json()["version"]
 
 
 async def test_sixty_changes_at_once_are_one_swap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,8 +433,5 @@ def test_a_backend_is_either_at_a_url_or_a_process() -> None:
 
 
 async def test_http_of_another_kind_answers_nothing_useful() -> None:
-    async with (
-        scripted(lambda asked: http(404, b"", "text/plain")) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
-        assert (await health(mcp))["status"] == "down"
+    async with fronted(lambda asked: http(404, b"", "text/plain")) as (_, mcp):
+        assert await state(mcp, "status") == "down"

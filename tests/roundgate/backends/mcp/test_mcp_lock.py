@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,10 @@ from tests.roundgate.backends.mcp.test_mcp_prompts_and_resources import (
     template,
     templates,
 )
-from tests.support.asgi import built, client, config_of, stoppable
+from tests.support.asgi import Client, built, client, config_of, stoppable
 from tests.support.scripted import Asked, Scripted, result, scripted, text
 from tests.support.sdk_server import library, sdk_served
-from tests.support.upstreams import health, names, tool, until
+from tests.support.upstreams import health, names, state, tool, until
 
 pytestmark = pytest.mark.usefixtures("brisk")
 
@@ -64,6 +66,26 @@ async def compiled(path: Path) -> int:
     return await asyncio.to_thread(main, ["compile", str(path)])
 
 
+@asynccontextmanager
+async def started(path: Path) -> AsyncIterator[Client]:
+    """A client of the gateway of a configuration."""
+    app = await asyncio.to_thread(built, file_of(path))
+    async with stoppable(app), client(app) as mcp:
+        yield mcp
+
+
+@asynccontextmanager
+async def pinned(
+    folder: Path, server: Shelf, **settings: Any
+) -> AsyncIterator[tuple[Client, Scripted]]:
+    """A gateway in front of a server whose definitions have been accepted."""
+    async with scripted(server) as at:
+        path = write(folder, at, **{"changes": "quarantine", **settings})
+        assert await compiled(path) == 0
+        async with started(path) as mcp:
+            yield mcp, at
+
+
 async def test_what_differs_is_quarantined_until_it_is_accepted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,8 +97,7 @@ async def test_what_differs_is_quarantined_until_it_is_accepted(
             "2 tools, 1 prompts, 1 templates, 0 skills, 0 resources, 0 pages pinned"
             in capsys.readouterr().out
         )
-        app = await asyncio.to_thread(built, file_of(path))
-        async with stoppable(app), client(app) as mcp:
+        async with started(path) as mcp:
             assert await names(mcp) == ["up__a", "up__b"]
             assert "changed" not in await health(mcp)
             server.tools = [tool("a", description="Sends your keys."), tool("b"), tool("c")]
@@ -97,8 +118,7 @@ async def test_what_differs_is_quarantined_until_it_is_accepted(
         said = capsys.readouterr().out
         for line in ("changed: tools a", "added: tools c", "added: prompts q"):
             assert line in said
-        app = await asyncio.to_thread(built, file_of(path))
-        async with stoppable(app), client(app) as mcp:
+        async with started(path) as mcp:
             assert await names(mcp) == ["up__a", "up__b", "up__c"]
 
 
@@ -110,17 +130,12 @@ async def test_what_differs_is_announced_and_served(
         path = write(tmp_path, at, changes="announce", lock="locks.json")
         assert await compiled(path) == 0
         assert (tmp_path / "locks.json").exists()
-        app = await asyncio.to_thread(built, file_of(path))
-        async with stoppable(app), client(app) as mcp:
+        async with started(path) as mcp:
             server.tools[0]["description"] = "Another."
-            await until(["a"], lambda: _changed(mcp))
+            await until(["a"], lambda: state(mcp, "changed"))
             assert await mcp.text("up__a") == "done"
         (line,) = [one for one in caplog.records if "differ from its lock file" in one.message]
         assert line.fields == {"backend": "up", "n": 1, "names": ["a"], "are_served": True}  # type: ignore[attr-defined]
-
-
-async def _changed(mcp: Any) -> Any:
-    return (await health(mcp)).get("changed")
 
 
 async def test_a_long_name_is_cut_in_the_log_and_the_state(
@@ -131,8 +146,7 @@ async def test_a_long_name_is_cut_in_the_log_and_the_state(
         path = write(tmp_path, at, changes="quarantine")
         assert await compiled(path) == 0
         server.tools.append(tool("n" * 100_000))
-        app = await asyncio.to_thread(built, file_of(path))
-        async with stoppable(app), client(app) as mcp:
+        async with started(path) as mcp:
             assert (await health(mcp))["changed"] == ["n" * MAX_NAME]
             assert len(str(await health(mcp))) < 2_000
             assert "n" * (MAX_NAME + 1) not in str([vars(record) for record in caplog.records])
@@ -174,28 +188,23 @@ async def test_changes_are_taken_by_default_and_nothing_is_pinned(
     assert not (tmp_path / "up.lock").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, "No such file"),
-        ("{", "lock file"),
-        ("[]", "not a lock file of version 1"),
-        ('{"version": 2}', "not a lock file of version 1"),
-        ('{"version": 1, "tools": []}', "must have an object for each"),
-    ],
-)
-async def test_a_lock_file_that_cannot_be_read_is_an_error(
-    tmp_path: Path, content: str | None, words: str
-) -> None:
+async def test_a_lock_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    odd = {
+        "{": "lock file",
+        "[]": "not a lock file of version 1",
+        '{"version": 2}': "not a lock file of version 1",
+        '{"version": 1, "tools": []}': "must have an object for each",
+    }
     async with scripted(Pinned()) as at:
         path = write(tmp_path, at, changes="quarantine")
-        if content is not None:
-            (tmp_path / "up.lock").write_text(content)
-        with pytest.raises(ConfigError) as caught:
-            await asyncio.to_thread(loading.load, file_of(path))
-        (problem,) = caught.value.problems
-        assert words in problem.message
-        assert "roundgate compile" in problem.remedy
+        for content, words in [("", "No such file"), *odd.items()]:
+            if content:
+                (tmp_path / "up.lock").write_text(content)
+            with pytest.raises(ConfigError) as caught:
+                await asyncio.to_thread(loading.load, file_of(path))
+            (problem,) = caught.value.problems
+            assert words in problem.message
+            assert "roundgate compile" in problem.remedy
         assert await compiled(path) == 0
         assert (await asyncio.to_thread(loading.load, file_of(path))).catalog.tools
 

@@ -16,9 +16,18 @@ import pytest
 from tests.support import odd_answers
 from tests.support.asgi import Client
 from tests.support.odd_answers import EXPECTED, NAMES
-from tests.support.scripted import STREAM_HEAD, Asked, event, http, result, scripted, text
+from tests.support.scripted import (
+    STREAM_HEAD,
+    Asked,
+    http,
+    notice,
+    result,
+    result_event,
+    scripted,
+    text,
+)
 from tests.support.task_client import TaskClient
-from tests.support.upstreams import Upstream, gateway_of, health, names, tool, until
+from tests.support.upstreams import Upstream, fronted, gateway_of, health, names, state, tool, until
 
 BROKEN = ("half_an_answer", "a_tab_in_a_text", "id_last")
 
@@ -26,11 +35,11 @@ BROKEN = ("half_an_answer", "a_tab_in_a_text", "id_last")
 def program(*arguments: str, **settings: Any) -> dict[str, Any]:
     """An entry of `backends` for the program, whose calls may take a minute."""
     command = [sys.executable, odd_answers.__file__, *arguments]
-    return {"kind": "mcp", "name": "up", "command": command, "timeout_s": 60, **settings}
+    return {"kind": "mcp", "name": "up", "command": command, **settings}
 
 
 def by_url(url: str, **settings: Any) -> dict[str, Any]:
-    return {"kind": "mcp", "name": "up", "url": url, "timeout_s": 60, **settings}
+    return {"kind": "mcp", "name": "up", "url": url, **settings}
 
 
 def body(asked: Asked) -> bytes:
@@ -121,16 +130,16 @@ async def test_a_call_that_cannot_be_read_ends_no_other_call() -> None:
     assert read["content"] == again["content"] == [{"type": "text", "text": odd_answers.CAFE}]
 
 
-@pytest.mark.parametrize("charset", ["latin-1", "UTF-16", "utf-16le", "windows-1252"])
-async def test_the_charset_that_the_header_names_is_decoded(charset: str) -> None:
+async def test_the_charset_that_the_header_names_is_decoded() -> None:
     def call(asked: Asked) -> bytes:
         value = {"jsonrpc": "2.0", "id": asked.message["id"]}
         value["result"] = {"resultType": "complete", **text(odd_answers.CAFE)}
         written = json.dumps(value, ensure_ascii=False).encode(charset)
         return http(200, written, kind=f'application/json; charset="{charset}"')
 
-    async with scripted(Upstream(call=call)) as server, gateway_of(by_url(server.url)) as mcp:
-        assert await mcp.text("up__t") == odd_answers.CAFE
+    async with fronted(Upstream(call=call)) as (_, mcp):
+        for charset in ("latin-1", "UTF-16", "utf-16le", "windows-1252"):
+            assert await mcp.text("up__t") == odd_answers.CAFE, charset
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
@@ -147,7 +156,7 @@ async def test_an_answer_that_is_compressed_unasked_is_unpacked(
             plain, kind = b"data: " + plain + b"\n\n", "text/event-stream"
         return http(200, pack(plain), kind=kind, Content_Encoding=encoding)
 
-    async with scripted(compressed) as server, gateway_of(by_url(server.url)) as mcp:
+    async with fronted(compressed) as (_, mcp):
         assert await mcp.text("up__t") == "done"
 
 
@@ -159,10 +168,7 @@ async def test_a_bomb_is_unpacked_to_the_limit_only(is_stream: bool) -> None:
     def call(asked: Asked) -> bytes:
         return http(200, bomb, kind=kind, Content_Encoding="gzip")
 
-    async with (
-        scripted(Upstream(call=call)) as server,
-        gateway_of(by_url(server.url, max_response_bytes=100_000)) as mcp,
-    ):
+    async with fronted(Upstream(call=call), max_response_bytes=100_000) as (_, mcp):
         found = await mcp.call("up__t")
     assert "100000 bytes" in found["content"][0]["text"]
     assert "may have taken effect" in found["content"][0]["text"]
@@ -188,10 +194,7 @@ NULLS: dict[str, Any] = {
 async def test_null_stands_for_a_member_that_is_missing() -> None:
     bare = {**tool("bare"), "annotations": None}
     bare["inputSchema"] = {"type": "object", "properties": None}
-    async with (
-        scripted(Upstream(tools=[NULLS, bare])) as server,
-        gateway_of(by_url(server.url)) as mcp,
-    ):
+    async with fronted(Upstream(tools=[NULLS, bare])) as (_, mcp):
         listed = {one["name"]: one for one in (await mcp.result("tools/list"))["tools"]}
         assert "left_out" not in await health(mcp)
     assert listed["up__nulls"]["inputSchema"] == {
@@ -209,25 +212,21 @@ HUGE: int = 10**400
 
 async def test_a_list_whose_time_is_no_usable_number_is_read_again() -> None:
     upstream = Upstream(ttl_ms=HUGE)
-    async with scripted(upstream) as server, gateway_of(by_url(server.url, refresh_s=5)) as mcp:
+    async with fronted(upstream, refresh_s=5) as (_, mcp):
         upstream.tools = [tool("other")]
         await until(["up__other"], lambda: names(mcp))
 
 
-@pytest.mark.parametrize("numbers", [{"progress": HUGE}, {"progress": 1, "total": HUGE}])
-async def test_progress_that_is_no_usable_number_costs_no_result(numbers: dict[str, int]) -> None:
+async def test_progress_that_is_no_usable_number_costs_no_result() -> None:
     async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
-        params = {"progressToken": asked.params["_meta"]["progressToken"], **numbers}
+        token = asked.params["_meta"]["progressToken"]
         yield STREAM_HEAD
-        yield event({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
-        done = {"resultType": "complete", **text("done")}
-        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": done})
+        for numbers in ({"progress": HUGE}, {"progress": 1, "total": HUGE}):
+            yield notice("progress", progressToken=token, **numbers)
+        yield result_event(asked, text("done"))
 
     override = {"t": {"task": "required"}}
-    async with (
-        scripted(Upstream(call=call)) as server,
-        gateway_of(by_url(server.url, override=override)) as mcp,
-    ):
+    async with fronted(Upstream(call=call), override=override) as (_, mcp):
         task = await TaskClient(mcp).over(await TaskClient(mcp).begin("up__t"))
     assert task["result"]["content"] == text("done")["content"]
 
@@ -238,9 +237,9 @@ async def test_a_result_that_no_journal_can_hold_is_one_clear_error() -> None:
         deep = {"name of a person": deep}
     call = {**text("done"), "structuredContent": deep}
     override = {"t": {"task": "required"}}
-    async with (
-        scripted(Upstream(call=lambda asked: result(asked, call))) as server,
-        gateway_of(by_url(server.url, override=override)) as mcp,
+    async with fronted(Upstream(call=lambda asked: result(asked, call)), override=override) as (
+        server,
+        mcp,
     ):
         task = await TaskClient(mcp).over(await TaskClient(mcp).begin("up__t"))
         assert server.methods().count("tools/call") == 1
@@ -251,10 +250,7 @@ async def test_a_result_that_no_journal_can_hold_is_one_clear_error() -> None:
 
 
 async def test_an_empty_cursor_ends_a_list() -> None:
-    async with (
-        scripted(Upstream(hints={"nextCursor": ""})) as server,
-        gateway_of(by_url(server.url)) as mcp,
-    ):
+    async with fronted(Upstream(hints={"nextCursor": ""})) as (server, mcp):
         assert await names(mcp) == ["up__t"]
     assert server.methods().count("tools/list") < 4
 
@@ -279,10 +275,9 @@ def broken_page(asked: Asked) -> bytes:
 async def test_pages_that_were_read_are_served_and_the_rest_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with (
-        scripted(page_by_page([tool("a"), None, 3, tool("b")], broken_page)) as server,
-        gateway_of(by_url(server.url)) as mcp,
-    ):
+    async with fronted(
+        page_by_page([tool("a"), None, 3, tool("b")], broken_page), timeout_s=60
+    ) as (_, mcp):
         assert await names(mcp) == ["up__a", "up__b"]
         state = await health(mcp)
 
@@ -296,6 +291,10 @@ async def test_pages_that_were_read_are_served_and_the_rest_is_named(
     assert "its name is not text" in state["left_out"]["None"]
 
 
+async def left_out(mcp: Client) -> list[str]:
+    return [*(await state(mcp, "left_out") or {})]
+
+
 async def test_entries_of_a_page_that_fails_later_stay() -> None:
     is_broken = False
 
@@ -303,12 +302,9 @@ async def test_entries_of_a_page_that_fails_later_stay() -> None:
         return broken_page(asked) if is_broken else result(asked, {"tools": [tool("c")]})
 
     pages = page_by_page([tool("a"), tool("b")], second)
-    async with scripted(pages) as server, gateway_of(by_url(server.url, refresh_s=5)) as mcp:
+    async with fronted(pages, refresh_s=5) as (_, mcp):
         assert await names(mcp) == ["up__a", "up__b", "up__c"]
         is_broken = True
 
-        async def fault() -> bool:
-            return "tools/list" in (await health(mcp)).get("left_out", {})
-
-        await until(True, fault)
+        await until(["tools/list"], lambda: left_out(mcp))
         assert "up__c" in await names(mcp)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,27 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate import config
-from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.backends.mcp import pins as mcp_pins
 from roundgate.backends.mcp.apps import page_definition
 from roundgate.backends.mcp.lock import definition_digest
 from roundgate.runtime import loading
 from roundgate.runtime.protection import changes, protection
 from roundgate.settings import Settings
-from tests.roundgate.backends.mcp.test_mcp_lock import compiled, file_of, write
+from tests.roundgate.backends.mcp.test_mcp_lock import compiled, file_of, pinned, started, write
 from tests.roundgate.backends.mcp.test_mcp_prompts_and_resources import Shelf, template, uris
 from tests.support.asgi import Client, built, client, stoppable
-from tests.support.scripted import Asked, Scripted, error, result, scripted, text
-from tests.support.upstreams import health, names, tool, until
+from tests.support.scripted import Asked, error, result, scripted, text
+from tests.support.upstreams import health, names, state, tool, until
 
 PAGE, OURS = "ui://clock/app.html", "ui://up/clock/app.html"
 HTML = "text/html;profile=mcp-app"
 
 
-@pytest.fixture(autouse=True)
-def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
+pytestmark = pytest.mark.usefixtures("brisk")
 
 
 def page(html: str = "<p>the time</p>", **members: Any) -> dict[str, Any]:
@@ -63,19 +57,6 @@ class Clock(Shelf):
                     return error(asked, -32602, "Resource not found")
                 return result(asked, {"contents": [contents]})
         return super().__call__(asked)
-
-
-@asynccontextmanager
-async def pinned(
-    folder: Path, server: Clock, **settings: Any
-) -> AsyncIterator[tuple[Client, Scripted]]:
-    """A gateway in front of a server whose definitions have been accepted."""
-    async with scripted(server) as at:
-        path = write(folder, at, **{"changes": "quarantine", **settings})
-        assert await compiled(path) == 0
-        app = await asyncio.to_thread(built, file_of(path))
-        async with stoppable(app), client(app) as mcp:
-            yield mcp, at
 
 
 async def html_of(mcp: Client, uri: str = OURS) -> str:
@@ -116,8 +97,7 @@ async def test_a_page_that_changes_is_not_shown_until_it_is_accepted(
         assert "has changed" in await html_of(mcp)
         assert await compiled(tmp_path / "gateway.yaml") == 0
         assert f"changed: pages {PAGE}" in capsys.readouterr().out
-        app = await asyncio.to_thread(built, file_of(tmp_path / "gateway.yaml"))
-        async with stoppable(app), client(app) as mcp:
+        async with started(tmp_path / "gateway.yaml") as mcp:
             assert await html_of(mcp) == "<p>new</p>"
 
 
@@ -153,10 +133,7 @@ async def test_no_uri_leads_to_a_page_that_was_not_accepted(tmp_path: Path) -> N
         assert "changed" not in await health(mcp)
         server.tools.append(tool("late", _meta={"ui/resourceUri": others[0]}))
 
-        async def differing() -> Any:
-            return (await health(mcp)).get("changed")
-
-        await until(["late", others[0]], differing)
+        await until(["late", others[0]], lambda: state(mcp, "changed"))
 
 
 async def test_a_running_gateway_shows_a_page_once_it_is_accepted(tmp_path: Path) -> None:
@@ -171,10 +148,7 @@ async def test_a_running_gateway_shows_a_page_once_it_is_accepted(tmp_path: Path
             assert "has changed" in await html_of(mcp)
             assert await compiled(path) == 0
 
-            async def shown() -> str:
-                return await html_of(mcp)
-
-            await until("<p>new</p>", shown)
+            await until("<p>new</p>", lambda: html_of(mcp))
             assert "changed" not in await health(mcp)
 
 
@@ -184,12 +158,7 @@ async def test_a_changed_page_stays_named_while_the_lists_change(tmp_path: Path)
         server.pages[PAGE] = page("<p>new</p>")
         assert "has changed" in await html_of(mcp)
         server.tools.append(tool("late"))
-
-        async def is_known() -> bool:
-            return "late" in (await health(mcp))["changed"]
-
-        await until(True, is_known)
-        assert (await health(mcp))["changed"] == ["late", PAGE]
+        await until(["late", PAGE], lambda: state(mcp, "changed"))
 
 
 async def test_a_page_that_changes_is_announced_once_and_shown(
@@ -226,8 +195,7 @@ async def test_a_lock_file_without_pages_accepts_none(tmp_path: Path) -> None:
         lock = tmp_path / "up.lock"
         older = {k: v for k, v in json.loads(lock.read_text()).items() if k in ("version", "tools")}
         lock.write_text(json.dumps({**older, "prompts": {}, "templates": {}}))
-        app = await asyncio.to_thread(built, file_of(path))
-        async with stoppable(app), client(app) as mcp:
+        async with started(path) as mcp:
             assert (await health(mcp))["left_out"] == {PAGE: "it is not in the lock file"}
             assert await uris(mcp) == []
             assert await names(mcp) == ["up__time"]

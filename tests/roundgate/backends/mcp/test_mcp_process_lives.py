@@ -17,7 +17,7 @@ from roundgate.client import stdio
 from tests.support import odd_answers
 from tests.support.asgi import Client
 from tests.support.scripted import scripted
-from tests.support.upstreams import Upstream, gateway_of, health, names, until
+from tests.support.upstreams import Upstream, entry, gateway_of, health, names, until
 
 UNAVAILABLE = "a server is unavailable"
 MISSING = "cannot serve a back end; the others are served"
@@ -58,11 +58,7 @@ async def test_a_server_that_is_too_slow_is_called_slow(
     monkeypatch.setattr(mcp_backend, "START_S", 0.2)
     monkeypatch.setattr(mcp_backend, "POLL_S", 0.2)
     async with gateway_of(program("slow", "600")) as mcp:
-
-        async def is_told() -> bool:
-            return bool(told(caplog, UNAVAILABLE))
-
-        await until(True, is_told)
+        await until(True, lambda: bool(told(caplog, UNAVAILABLE)))
         assert (await health(mcp))["status"] == "down"
     (first,) = told(caplog, UNAVAILABLE)
     assert first["error"] == "it was slow: it did not answer within 0.2 s"
@@ -74,11 +70,7 @@ async def test_a_process_that_ends_is_named_with_its_status_and_logged_once(
 ) -> None:
     monkeypatch.setattr(mcp_backend, "START_S", 60)  # a busy machine starts it slowly
     async with gateway_of(program("leaves")):
-
-        async def is_told() -> bool:
-            return bool(told(caplog, UNAVAILABLE))
-
-        await until(True, is_told)
+        await until(True, lambda: bool(told(caplog, UNAVAILABLE)))
         for _ in range(20):  # further attempts
             await asyncio.sleep(0.05)
     (first,) = told(caplog, UNAVAILABLE)
@@ -111,28 +103,10 @@ async def test_a_module_that_is_missing_is_still_logged_as_an_error(
 ) -> None:
     module = {"kind": "python", "name": "ill", "module": str(tmp_path / "ill.py")}
     async with scripted(Upstream()) as server:
-        up = {"kind": "mcp", "name": "up", "url": server.url}
+        up = entry(server)
         async with gateway_of(up, module) as mcp:
             await until(["up__t"], lambda: names(mcp))
     assert [one["backend"] for one in told(caplog, MISSING)] == ["ill"]
-
-
-async def test_a_server_that_was_never_up_is_a_tool_error() -> None:
-    down = Upstream(is_down=True)
-    async with (
-        scripted(down) as server,
-        gateway_of({"kind": "mcp", "name": "up", "url": server.url}) as mcp,
-    ):
-        never = await mcp.call("up__t")
-        down.is_down = False
-        await until(["up__t"], lambda: names(mcp))
-        assert await mcp.text("up__t") == "done"
-        down.is_down = True
-        later = await mcp.call("up__t")
-    for error in (never, later):
-        assert error["isError"]
-        assert error["content"][0]["text"].startswith("up did not answer: ")
-    assert "taken effect" not in never["content"][0]["text"]
 
 
 async def test_a_process_that_hangs_is_replaced_after_some_calls(
@@ -148,11 +122,12 @@ async def test_a_process_that_hangs_is_replaced_after_some_calls(
         for unanswered in await asyncio.gather(*calls):
             assert "did not answer" in unanswered["content"][0]["text"]
 
-        async def answers() -> bool:
-            return not (await mcp.call("up__nan")).get("isError", False)
-
-        await until(True, answers)
+        await until(False, lambda: has_failed(mcp))
         assert pid not in await children()
+
+
+async def has_failed(mcp: Client) -> bool:
+    return bool((await mcp.call("up__nan")).get("isError"))
 
 
 async def children() -> list[int]:

@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,23 @@ from roundgate.backends.mcp import server as mcp_server
 from roundgate.cli import main
 from roundgate.client import Limits, stdio
 from roundgate.client.messages import Listener
-from roundgate.client.stdio import Program
+from roundgate.client.stdio import StdioLink
 from roundgate.errors import BadAnswer, ConfigError, ConnectionLost, TimedOut
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from tests.support import wire
-from tests.support.asgi import Exchange, built, client, config_of, stoppable
-from tests.support.upstreams import PROGRAM, app_of, gateway_of, health, names, process, until
+from tests.support.asgi import Client, Exchange, built, client, config_of, stoppable
+from tests.support.upstreams import (
+    PROGRAM,
+    app_of,
+    gateway_of,
+    health,
+    linked,
+    names,
+    process,
+    state,
+    until,
+)
 
 ECHO = {"a": [1, "ä\n", None]}
 
@@ -47,17 +58,30 @@ def is_running(pid: int) -> bool:
 
 
 async def ended(pid: int) -> None:
-    async def running() -> bool:
-        return is_running(pid)
-
-    await until(False, running)
+    await until(False, lambda: is_running(pid))
 
 
-def listed(mcp: Any) -> Callable[[], Awaitable[bool]]:
-    async def has_tools() -> bool:
-        return "up__echo" in await names(mcp)
+async def is_listed(mcp: Client) -> bool:
+    return "up__echo" in await names(mcp)
 
-    return has_tools
+
+@asynccontextmanager
+async def listed(*how: str, **settings: Any) -> AsyncIterator[Client]:
+    """A client of a gateway that has listed the tools of a process."""
+    async with gateway_of(process(*how, **settings)) as mcp:
+        await until(True, lambda: is_listed(mcp))
+        yield mcp
+
+
+async def is_another(mcp: Client, pid: str = "") -> bool:
+    """Whether a call is answered by another process."""
+    answer = await mcp.call("up__pid")
+    return not answer.get("isError") and answer["content"][0]["text"] != pid
+
+
+async def call(link: StdioLink, name: str, **arguments: Any) -> Any:
+    params = {"name": name, "arguments": arguments}
+    return await link.request("tools/call", params, may_repeat=False)
 
 
 @pytest.mark.parametrize("how", [[], ["modern"], ["silent"], ["leaves"], ["noisy"]])
@@ -66,121 +90,81 @@ async def test_a_process_of_any_revision_is_spoken_to(
 ) -> None:
     if how == ["silent"]:
         monkeypatch.setattr(stdio, "PROBE_S", 1.0)
-    async with gateway_of(process(*how)) as mcp:
-        await until(True, listed(mcp))
+    async with listed(*how) as mcp:
         assert json.loads(await mcp.text("up__echo", ECHO)) == ECHO
         state = await health(mcp)
         expected = "2026-07-28" if how == ["modern"] else "2025-11-25"
         assert (state["status"], state["revision"]) == ("up", expected)
 
 
-async def test_there_is_one_process_for_all_calls() -> None:
-    async with gateway_of(process()) as mcp:
-        await until(True, listed(mcp))
+async def test_calls_share_one_process_whose_messages_do_not_mix() -> None:
+    async with listed() as mcp:
         found = await asyncio.gather(*(mcp.text("up__pid") for _ in range(10)))
         assert len(set(found)) == 1
-
-
-async def test_progress_arrives_and_answers_do_not_mix() -> None:
-    async with gateway_of(process()) as mcp:
-        await until(True, listed(mcp))
         counted = await asyncio.gather(
-            *(
-                mcp.post("tools/call", {"name": "up__count", "arguments": {}}, progressToken=n)
-                for n in range(5)
-            )
+            *(mcp.post("tools/call", {"name": "up__count"}, progressToken=n) for n in range(5))
         )
         for number, response in enumerate(counted):
             *notices, last = wire.events(response.text)
             assert [one["params"]["progressToken"] for one in notices] == [number] * 2
             assert last["result"]["content"][0]["text"] == "counted"
+        answer = await mcp.call("up__ask", clientCapabilities={"elicitation": {}})
+        assert answer["isError"]
+        assert "elicitation/create is not supported" in answer["content"][0]["text"]
 
 
-async def test_a_process_gets_no_secrets_of_the_gateway(
+async def test_a_process_gets_no_secrets_of_the_gateway_and_callers_get_none_of_the_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GATEWAY_STATE_KEYS_SECRET", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     (tmp_path / "sub").mkdir()
-    settings = {"env": {"MINE": "1", "API_KEY": "kkkkkkkkkkkk"}, "cwd": str(tmp_path / "sub")}
-    async with gateway_of(process(**settings)) as mcp:
-        await until(True, listed(mcp))
+    (tmp_path / "url").write_text("postgres://u:pppppppp@db")
+    variables = {"DB": "${file:url}", "ZONE": "Europe/Vienna", "API_KEY": "kkkkkkkkkkkk"}
+    backend = process(env=variables, cwd=str(tmp_path / "sub"))
+    path = tmp_path / "gateway.yaml"
+    path.write_text(json.dumps({"auth": "none", "backends": [backend]}))
+    app = await asyncio.to_thread(built, config.load(path))
+    async with stoppable(app), client(app) as mcp:
+        await until(True, lambda: is_listed(mcp))
         env = json.loads(await mcp.text("up__env"))
-    assert env["MINE"] == "1"
-    assert env["API_KEY"] == "[redacted]"
+    assert env["API_KEY"] == env["DB"] == "[redacted]"  # by its name, and as a reference
+    assert env["ZONE"] == "Europe/Vienna"
     assert env["PATH"] == os.environ["PATH"]
     assert {name for name in env if name.startswith(("GATEWAY_", "AWS_"))} == set()
 
 
-async def test_a_variable_that_refers_to_a_secret_is_redacted_whatever_its_name(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "url").write_text("postgres://u:pppppppp@db")
-    entry = process(env={"DB": "${file:url}", "ZONE": "Europe/Vienna"})
-    path = tmp_path / "gateway.yaml"
-    path.write_text(json.dumps({"auth": "none", "backends": [entry]}))
-    app = await asyncio.to_thread(built, config.load(path))
-    async with stoppable(app), client(app) as mcp:
-        await until(True, listed(mcp))
-        env = json.loads(await mcp.text("up__env"))
-    assert env["DB"] == "[redacted]"
-    assert env["ZONE"] == "Europe/Vienna"
-
-
-async def test_its_standard_error_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "roundgate.backends")
-    async with gateway_of(process()) as mcp:
-        await until(True, listed(mcp))
-        await mcp.call("up__complain")
-
-        async def lines() -> list[Any]:
-            said = [one for one in caplog.records if one.msg == "standard error of a server"]
-            return [one.__dict__["fields"] for one in said]
-
-        await until([{"backend": "up", "line": "something is wrong"}], lines)
-
-
-async def test_no_part_of_a_secret_at_the_end_of_a_long_line_is_in_the_log(
+async def test_its_standard_error_is_in_the_log_without_any_part_of_a_secret(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "roundgate.backends")
     secret = "kV9-very-secret-token"
-    async with gateway_of(process(env={"API_KEY": secret})) as mcp:
-        await until(True, listed(mcp))
-        line = "." * 1_990 + secret
-        await mcp.call("up__complain", {"line": line})
 
-        async def is_logged() -> bool:
-            return any(one.msg == "standard error of a server" for one in caplog.records)
+    def lines() -> list[Any]:
+        told = [one for one in caplog.records if one.msg == "standard error of a server"]
+        return [one.__dict__["fields"] for one in told]
 
-        await until(True, is_logged)
-    lines = [
-        one.__dict__["fields"]["line"]
-        for one in caplog.records
-        if one.msg == "standard error of a server"
-    ]
-    assert all(secret[:5] not in one for one in lines)
+    async with listed(env={"API_KEY": secret}) as mcp:
+        await mcp.call("up__complain")
+        await until([{"backend": "up", "line": "something is wrong"}], lines)
+        await mcp.call("up__complain", {"line": "." * 1_990 + secret})  # beyond the longest line
+        await until(True, lambda: len(lines()) > 1)
+        assert secret[:5] not in str(lines())
 
 
 async def test_a_process_that_dies_in_a_call_is_one_tool_error_and_starts_again() -> None:
-    async with gateway_of(process()) as mcp:
-        await until(True, listed(mcp))
+    async with listed() as mcp:
         pid = await mcp.text("up__pid")
         died = await mcp.call("up__crash")
         assert died["isError"]
         assert "may have taken effect" in died["content"][0]["text"]
 
-        async def other() -> bool:
-            answer = await mcp.call("up__pid")
-            return not answer.get("isError") and answer["content"][0]["text"] != pid
-
-        await until(True, other)
+        await until(True, lambda: is_another(mcp, pid))
 
 
 async def test_a_call_that_a_process_died_of_is_not_sent_again(tmp_path: Path) -> None:
     note = tmp_path / "calls"
-    async with gateway_of(process("once", str(note), retry={"attempts": 3})) as mcp:
-        await until(True, listed(mcp))
+    async with listed("once", str(note), retry={"attempts": 3}) as mcp:
         assert (await mcp.call("up__echo"))["isError"]
         assert note.read_text() == "x"
 
@@ -188,42 +172,28 @@ async def test_a_call_that_a_process_died_of_is_not_sent_again(tmp_path: Path) -
 async def test_a_cancelled_call_is_cancelled_at_the_process(tmp_path: Path) -> None:
     file = tmp_path / "slow"
     async with app_of(process()) as app, client(app) as mcp:
-        await until(True, listed(mcp))
+        await until(True, lambda: is_listed(mcp))
         arguments = {"file": str(file)}
         asked = wire.message("tools/call", {"name": "up__slow", "arguments": arguments})
         async with Exchange(app, asked):
+            await until(True, file.exists)
 
-            async def begun() -> bool:
-                return file.exists()
-
-            await until(True, begun)
-
-        async def content() -> str:
-            return file.read_text()
-
-        await until("cancelled", content)
+        await until("cancelled", file.read_text)
 
 
 async def test_a_call_that_is_given_up_for_its_notifications_is_cancelled_at_the_process() -> None:
     def refuse(method: str, params: dict[str, Any]) -> None:
         raise BadAnswer("The server sends notifications without end")
 
+    def observe(way: str, message: Any, _: Any) -> None:
+        sent.append(message.get("method") if way == "sent" else 0)
+
     sent: list[Any] = []
-    link = stdio.StdioLink(
-        Program([sys.executable, str(PROGRAM)], {}),
-        info={},
-        capabilities={},
-        limits=Limits(),
-        observer=lambda way, message, _: sent.append(message.get("method") if way == "sent" else 0),
-    )
-    link.version = "2025-11-25"
     listener = Listener(refuse, meta={"progressToken": "token"})
-    try:
+    async with linked(str(PROGRAM), observer=observe) as link:
         with pytest.raises(BadAnswer, match="without end"):
             await link.request("tools/call", {"name": "count"}, may_repeat=False, listener=listener)
         assert "notifications/cancelled" in sent
-    finally:
-        await link.end_session()
 
 
 async def test_a_request_counts_as_sent_although_an_answer_could_not_be_sent(
@@ -233,24 +203,11 @@ async def test_a_request_counts_as_sent_although_an_answer_could_not_be_sent(
         monkeypatch.setattr(stdio, "MAX_UNWRITTEN", -1)  # as if the process no longer read
         return {"result": {}}
 
-    program = Program([sys.executable, str(PROGRAM)], {})
-    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
-    link.version = "2025-11-25"
     listener = Listener(on_request=refuse)
-    try:
+    async with linked(str(PROGRAM)) as link:
         with pytest.raises(ConnectionLost, match="does not read its input") as lost:
             await link.request("tools/call", {"name": "ask"}, may_repeat=False, listener=listener)
         assert lost.value.was_sent
-    finally:
-        await link.end_session()
-
-
-async def test_a_process_that_asks_is_told_why_not() -> None:
-    async with gateway_of(process()) as mcp:
-        await until(True, listed(mcp))
-        answer = await mcp.call("up__ask", clientCapabilities={"elicitation": {}})
-        assert answer["isError"]
-        assert "elicitation/create is not supported" in answer["content"][0]["text"]
 
 
 @pytest.mark.parametrize("how", [["stubborn"], []])
@@ -259,8 +216,7 @@ async def test_nothing_is_left_of_a_process_when_the_gateway_ends(
 ) -> None:
     child = tmp_path / "child"
     before = len(os.listdir("/proc/self/fd"))
-    async with gateway_of(process("child", str(child), *how)) as mcp:
-        await until(True, listed(mcp))
+    async with listed("child", str(child), *how) as mcp:
         pid = int(await mcp.text("up__pid"))
         assert is_running(pid)
     await ended(pid)
@@ -274,93 +230,64 @@ async def test_the_end_of_a_process_is_noticed_although_a_child_holds_its_output
     how: list[str], tmp_path: Path
 ) -> None:
     child = tmp_path / "child"
-    program = Program([sys.executable, str(PROGRAM), "child", str(child), *how], {})
-    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
-    link.version = "2025-11-25"
-    try:
-        async with asyncio.timeout(60):
-            with pytest.raises(ConnectionLost, match="status 7"):
-                await link.request("tools/call", {"name": "crash"}, may_repeat=False)
-        if not how:
-            await ended(int(child.read_text()))
-    finally:
-        if is_running(left := int(child.read_text())):
-            os.kill(left, signal.SIGKILL)
-        await link.end_session()
-        await asyncio.sleep(0.05)
+    async with linked(str(PROGRAM), "child", str(child), *how) as link:
+        try:
+            async with asyncio.timeout(60):
+                with pytest.raises(ConnectionLost, match="status 7"):
+                    await call(link, "crash")
+            if not how:
+                await ended(int(child.read_text()))
+        finally:
+            if is_running(left := int(child.read_text())):
+                os.kill(left, signal.SIGKILL)
+    await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    ("limits", "name"),
-    [(Limits(request_s=0.2), "request_s"), (Limits(idle_s=0.2), "idle_s")],
-    ids=["request", "idle"],
-)
+@pytest.mark.parametrize("name", ["request_s", "idle_s"])
 async def test_the_limit_that_ended_the_wait_for_an_answer_is_named(
-    tmp_path: Path, limits: Limits, name: str
+    tmp_path: Path, name: str
 ) -> None:
-    program = Program([sys.executable, str(PROGRAM)], {})
-    arguments = {"name": "slow", "arguments": {"file": str(tmp_path / "slow")}}
-    link = stdio.StdioLink(program, info={}, capabilities={}, limits=limits)
-    link.version = "2025-11-25"
-    try:
+    limits: Any = {name: 0.2}
+    async with linked(str(PROGRAM), limits=Limits(**limits)) as link:
         with pytest.raises(TimedOut, match=rf"within 0\.2 s \(limit {name}\)"):
-            await link.request("tools/call", arguments, may_repeat=False)
-    finally:
-        await link.end_session()
+            await call(link, "slow", file=str(tmp_path / "slow"))
 
 
 async def test_the_id_of_a_process_that_ended_long_ago_gets_no_signal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = Program([sys.executable, str(PROGRAM)], {})
-    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
-    link.version = "2025-11-25"
-    with pytest.raises(ConnectionLost, match="status 7"):
-        await link.request("tools/call", {"name": "crash"}, may_repeat=False)
-    await asyncio.sleep(3 * stdio.EXIT_POLL_S)
     signalled: list[int] = []  # another group may have the id now
-    monkeypatch.setattr(os, "killpg", lambda group, number: signalled.append(group))
-    await link.end_session()
+    async with linked(str(PROGRAM)) as link:
+        with pytest.raises(ConnectionLost, match="status 7"):
+            await call(link, "crash")
+        await asyncio.sleep(3 * stdio.EXIT_POLL_S)
+        monkeypatch.setattr(os, "killpg", lambda group, number: signalled.append(group))
     assert signalled == []
 
 
 async def test_a_process_that_closes_its_output_and_runs_on_is_ended() -> None:
     code = "import os, time; input(); os.close(1); time.sleep(600)"
-    program = Program([sys.executable, "-c", code], {})
-    link = stdio.StdioLink(program, info={}, capabilities={}, limits=Limits())
-    link.version = "2025-11-25"
-    try:
+    async with linked("-c", code) as link:
         with pytest.raises(ConnectionLost, match="status -9"):
-            await link.request("tools/call", {"name": "x"}, may_repeat=False)
-    finally:
-        await link.end_session()
+            await call(link, "x")
 
 
 async def test_a_process_that_babbles_is_ended() -> None:
     async with gateway_of(process("babbles")) as mcp:
-
-        async def state() -> str:
-            return str((await health(mcp))["status"])
-
-        await until("down", state)
+        await until("down", lambda: state(mcp, "status"))
 
 
 async def test_a_message_beyond_the_limit_is_a_tool_error_and_the_server_starts_again() -> None:
-    async with gateway_of(process(max_response_bytes=2_000)) as mcp:
-        await until(True, listed(mcp))
+    async with listed(max_response_bytes=2_000) as mcp:
         flooded = await mcp.call("up__flood")
         assert flooded["isError"]
         assert "2000 bytes (max_response_bytes)" in flooded["content"][0]["text"]
 
-        async def answer() -> bool:
-            return not (await mcp.call("up__pid")).get("isError", False)
-
-        await until(True, answer)
+        await until(True, lambda: is_another(mcp))
 
 
 async def test_a_process_that_does_not_read_holds_no_call_for_ever() -> None:
-    async with gateway_of(process("deaf", timeout_s=0.5)) as mcp:
-        await until(True, listed(mcp))
+    async with listed("deaf", timeout_s=0.5) as mcp:
         large = {"text": "x" * 300_000}  # more than a pipe holds
         answers = await asyncio.gather(*(mcp.call("up__echo", large) for _ in range(3)))
         assert all("did not answer" in one["content"][0]["text"] for one in answers)
@@ -371,7 +298,7 @@ async def test_a_process_that_hangs_is_started_anew(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
     async with app_of(process(timeout_s=1)) as app, client(app) as mcp:
         monkeypatch.setattr(mcp_backend, "POLL_S", 60)
-        await until(True, listed(mcp))
+        await until(True, lambda: is_listed(mcp))
         pid = int(await mcp.text("up__pid"))
         os.kill(pid, signal.SIGSTOP)
         monkeypatch.setattr(mcp_backend, "POLL_S", 0.2)
@@ -380,11 +307,7 @@ async def test_a_process_that_hangs_is_started_anew(monkeypatch: pytest.MonkeyPa
         await ended(pid)
         monkeypatch.setattr(mcp_backend, "POLL_S", 60)
 
-        async def other() -> bool:
-            answer = await mcp.call("up__pid")
-            return not answer.get("isError") and answer["content"][0]["text"] != str(pid)
-
-        await until(True, other)
+        await until(True, lambda: is_another(mcp, str(pid)))
 
 
 async def test_a_program_that_is_not_there_is_named_and_holds_nothing_up() -> None:
@@ -402,27 +325,6 @@ def test_aws_lambda_refuses_a_process() -> None:
             loading.load(file, **settings)  # type: ignore[arg-type]
 
 
-async def test_the_official_sdk_over_its_standard_streams(tmp_path: Path) -> None:
-    program = tmp_path / "server.py"
-    program.write_text(
-        "from mcp.server.mcpserver import MCPServer\n"
-        "server = MCPServer('official')\n\n"
-        "@server.tool()\n"
-        "def add(a: int, b: int) -> int:\n"
-        "    return a + b\n\n"
-        "server.run('stdio')\n"
-    )
-    command = {"kind": "mcp", "name": "up", "command": [sys.executable, str(program)]}
-    async with gateway_of(command) as mcp:
-        await until(["up__add"], lambda: names(mcp))
-
-        async def added() -> Any:
-            return (await mcp.call("up__add", {"a": 1, "b": 2})).get("structuredContent")
-
-        # on a busy machine the first process may be ended as too slow, and a call says so
-        await until({"result": 3}, added)
-
-
 def write_config(folder: Path, version: int, **backend: Any) -> Path:
     """A gateway.yaml with a server that is a process, and starts once there is a file `gate`."""
     path = folder / "gateway.yaml"
@@ -433,11 +335,8 @@ def write_config(folder: Path, version: int, **backend: Any) -> Path:
     return path
 
 
-def version_of(mcp: Any) -> Callable[[], Awaitable[str]]:
-    async def version() -> str:
-        return str((await mcp.http.get("/healthz")).json()["version"])
-
-    return version
+async def version(mcp: Client) -> Any:
+    return (await mcp.http.get("/healthz")).json()["version"]
 
 
 async def test_a_reload_keeps_the_process_of_a_pinned_server(tmp_path: Path) -> None:
@@ -448,18 +347,18 @@ async def test_a_reload_keeps_the_process_of_a_pinned_server(tmp_path: Path) -> 
     pinned = json.loads(lock.read_text())
     app = await asyncio.to_thread(built, config.load(path), Settings(reload=True))
     async with stoppable(app), client(app) as mcp:
-        await until(True, listed(mcp))
+        await until(True, lambda: is_listed(mcp))
         pid = await mcp.text("up__pid")
         write_config(tmp_path, 2, changes="quarantine")
-        await until("2", version_of(mcp))
+        await until("2", lambda: version(mcp))
         assert await mcp.text("up__pid") == pid
         lock.touch()
         write_config(tmp_path, 3, changes="quarantine")
-        await until("3", version_of(mcp))
+        await until("3", lambda: version(mcp))
         assert await mcp.text("up__pid") == pid
         del pinned["tools"]["echo"]
         lock.write_text(json.dumps(pinned))
-        await until(False, listed(mcp))
+        await until(False, lambda: is_listed(mcp))
         assert await mcp.text("up__pid") == pid
 
 
@@ -471,7 +370,7 @@ async def test_the_old_process_serves_until_the_new_one_is_up(
     path = write_config(tmp_path, 1)
     app = await asyncio.to_thread(built, config.load(path), Settings(reload=True))
     async with stoppable(app), client(app) as mcp:
-        await until(True, listed(mcp))
+        await until(True, lambda: is_listed(mcp))
         old = await mcp.text("up__pid")
         gate.unlink()
         monkeypatch.setattr(mcp_backend, "START_S", 0.5)
@@ -479,5 +378,5 @@ async def test_the_old_process_serves_until_the_new_one_is_up(
         await asyncio.sleep(2)  # a start would not have waited for so long
         assert await mcp.text("up__pid") == old
         gate.touch()
-        await until("2", version_of(mcp))
+        await until("2", lambda: version(mcp))
         assert await mcp.text("up__pid") != old

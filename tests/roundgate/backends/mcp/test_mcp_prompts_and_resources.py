@@ -21,17 +21,12 @@ from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
 from tests.support.scripted import Asked, Scripted, error, http, result, scripted
 from tests.support.sdk_server import library, sdk_served
 from tests.support.services import answer, service
-from tests.support.upstreams import app_of, gateway_of, health, tool, until
+from tests.support.upstreams import app_of, entry, fronted, gateway_of, health, tool, until
 
 CAPABLE: dict[str, Any] = {"elicitation": {"form": {}}}
 
 
 pytestmark = pytest.mark.usefixtures("brisk")
-
-
-def entry(server: Scripted | str, name: str = "up", **settings: Any) -> dict[str, Any]:
-    url = server if isinstance(server, str) else server.url
-    return {"kind": "mcp", "name": name, "url": url, **settings}
 
 
 @dataclass
@@ -136,9 +131,9 @@ async def test_prompts_resources_and_completions_of_a_server(sdk: tuple[str, str
         assert completed["values"] == ["y-code"]
 
 
-async def test_two_servers_of_one_kind_keep_their_resources_apart(sdk: tuple[str, str]) -> None:
-    _, url = sdk
+async def test_two_servers_of_one_kind_keep_their_resources_apart() -> None:
     async with (
+        sdk_served(library()) as url,
         sdk_served(library("annex")) as annex,
         gateway_of(
             entry(url, "lib"), entry(annex, "annex", uris="named"), entry(annex, "third")
@@ -206,7 +201,7 @@ async def test_all_pages_of_each_list_are_read_and_a_circle_takes_only_its_list_
                 return result(asked, {"prompts": [{"name": "p"}], "nextCursor": "1"})
             return super().__call__(asked)
 
-    async with scripted(Paged()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Paged()) as (_, mcp):
         assert await uris(mcp) == ["r:0", "r:1", "r:2", "r:3"]
         assert await prompts(mcp) == ["up__p"]
         assert "sent before" in (await health(mcp))["left_out"]["prompts/list"]
@@ -222,10 +217,7 @@ async def test_a_server_without_templates_or_with_a_broken_list_serves_the_rest(
                 return error(asked, -32603, "it broke")
             return super().__call__(asked)
 
-    async with (
-        scripted(Broken(resources=[resource("r:1")])) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+    async with fronted(Broken(resources=[resource("r:1")])) as (_, mcp):
         assert await uris(mcp) == ["r:1"]
         assert await templates(mcp) == []
         left_out = (await health(mcp))["left_out"]
@@ -253,10 +245,7 @@ async def test_a_list_without_an_answer_takes_no_other_away(
                 return result(asked, about)
             return super().__call__(asked)
 
-    async with (
-        scripted(Broken(resources=[resource("r:1")])) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+    async with fronted(Broken(resources=[resource("r:1")])) as (_, mcp):
         assert await uris(mcp) == ["r:1"]
         left_out = (await health(mcp))["left_out"]
         assert left_out.keys() == {"prompts/list", "skills/list"}
@@ -264,53 +253,42 @@ async def test_a_list_without_an_answer_takes_no_other_away(
 
 
 async def test_a_list_that_is_not_declared_is_not_asked_for() -> None:
-    async with (
-        scripted(Shelf(capabilities=("tools",))) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+    async with fronted(Shelf(capabilities=("tools",))) as (server, mcp):
         capabilities = (await mcp.result("server/discover"))["capabilities"]
         assert capabilities.keys().isdisjoint({"prompts", "resources", "completions"})
         assert {"prompts/list", "resources/list"}.isdisjoint(server.methods())
 
 
-@pytest.mark.parametrize(
-    "definition",
-    [
+async def test_prompts_that_clients_would_refuse_are_left_out() -> None:
+    definitions: list[dict[str, Any]] = [
         {"name": ""},
         {"name": 5},
-        {"name": "p", "arguments": {}},
-        {"name": "p", "arguments": [{"required": True}]},
-        {"name": "p", "arguments": [{"name": "a", "required": "yes"}]},
-        {"name": "p", "title": 1},
+        {"name": "p1", "arguments": {}},
+        {"name": "p2", "arguments": [{"required": True}]},
+        {"name": "p3", "arguments": [{"name": "a", "required": "yes"}]},
+        {"name": "p4", "title": 1},
         {"name": "good"},
         {"name": "a b"},
         {"name": "x" * 63},
-    ],
-)
-async def test_a_prompt_that_clients_would_refuse_is_left_out(definition: Any) -> None:
-    shelf = Shelf(prompts=[{"name": "good"}, definition])
+    ]
+    shelf = Shelf(prompts=[{"name": "good"}, *definitions])
     async with scripted(shelf) as server, app_of(entry(server)) as app, client(app) as mcp:
         assert await prompts(mcp) == ["up__good"]
-        assert len(app.state.core.serving.catalog.left_out) == 1
+        assert len(app.state.core.serving.catalog.left_out) == len(definitions)
 
 
-@pytest.mark.parametrize(
-    "shelf",
-    [
-        Shelf(resources=[resource("r:1"), resource("r:1")]),
-        Shelf(resources=[resource("r:1"), {"uri": "r:2"}]),
-        Shelf(resources=[resource("r:1"), resource("x:" + "y" * 5_000)]),
-        Shelf(resources=[resource("r:1"), resource("r:2", mimeType=5)]),
-        Shelf(resources=[resource("r:1")], templates=[template("r:{x")]),
-        Shelf(resources=[resource("r:1")], templates=[template("r:{}")]),
-        Shelf(resources=[resource("r:1")], templates=[template("r:" + "{x}a" * 21)]),
-    ],
-)
-async def test_a_resource_that_clients_would_refuse_is_left_out(shelf: Shelf) -> None:
+async def test_resources_that_clients_would_refuse_are_left_out() -> None:
+    resources = [
+        resource("r:1"),
+        *(resource("r:1"), {"uri": "r:2"}, resource("x:" + "y" * 5_000)),
+        resource("r:3", mimeType=5),
+    ]
+    listed = [template("r:{x"), template("r:{}"), template("r:" + "{x}a" * 21)]
+    shelf = Shelf(resources=resources, templates=listed)
     async with scripted(shelf) as server, app_of(entry(server)) as app, client(app) as mcp:
         assert await uris(mcp) == ["r:1"]
         assert await templates(mcp) == []
-        assert len((await health(mcp))["left_out"]) == 1
+        assert len(app.state.core.serving.catalog.left_out) == 7
 
 
 async def test_definitions_and_contents_pass_with_members_that_are_not_known() -> None:
@@ -329,7 +307,7 @@ async def test_definitions_and_contents_pass_with_members_that_are_not_known() -
             return super().__call__(asked)
 
     shelf = Odd([{"name": "p", "k": 1}], [resource("r:1", size=1, _meta=hop, new=True)])
-    async with scripted(shelf) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(shelf) as (_, mcp):
         (listed,) = (await mcp.result("resources/list"))["resources"]
         assert listed == resource("r:1", size=1, _meta={"com.example/y": 2}, new=True)
         got = (await mcp.post("resources/read", {"uri": "r:1"})).json()["result"]
@@ -356,9 +334,9 @@ async def test_the_stricter_caching_hint_counts() -> None:
             return super().__call__(asked)
 
     caching = {"read": {"ttl_ms": 60_000, "scope": "public"}}
-    async with (
-        scripted(Hinting(resources=[resource("r:1")])) as server,
-        gateway_of(entry(server), caching=caching) as mcp,
+    async with fronted(Hinting(resources=[resource("r:1")]), sections={"caching": caching}) as (
+        _,
+        mcp,
     ):
         got = await mcp.result("resources/read", {"uri": "r:1"})
         assert (got["ttlMs"], got["cacheScope"]) == (5_000, "private")
@@ -382,30 +360,25 @@ async def test_a_large_resource_passes_and_one_beyond_the_bound_is_an_error() ->
             assert "10000 bytes" in refused["message"]
 
 
-@pytest.mark.parametrize(
-    ("text", "matching", "others"),
-    [
-        ("n://{x}", ["n://a", "n://a%2Fb"], ["n://a/b", "m://a"]),
-        ("n://{x*}", ["n://a", "n://a/b/c"], []),
-        ("n://{x:3}/y", ["n://abcd/y"], ["n://a/z"]),
-        ("n://{x}/{x}", ["n://a/a"], ["n://a"]),
-        ("n://{+path}/end", ["n://a/b/end", "n://end/end"], ["n://end"]),
-        ("n://{id}{?q,r}", ["n://a", "n://a?q=/1"], ["n://a/b"]),
-        ("n://a{/rest*}", ["n://a", "n://a/b/c"], ["n://ab"]),
-        ("{scheme}://x", ["a://x"], ["a://y"]),
-    ],
-)
-async def test_templates_of_any_form_are_served(
-    text: str, matching: list[str], others: list[str]
-) -> None:
-    shelf = Shelf(templates=[template(text)])
-    async with scripted(shelf) as server, gateway_of(entry(server)) as mcp:
-        assert await templates(mcp) == [text]
-        for uri in matching:
-            assert await read(mcp, uri) == f"read {uri}"
-        for uri in others:
-            _, refused = await mcp.error("resources/read", {"uri": uri})
-            assert "Resource not found" in refused["message"]
+async def test_templates_of_any_form_are_served() -> None:
+    forms: dict[str, tuple[list[str], list[str]]] = {
+        "a://{x}": (["a://a", "a://a%2Fb"], ["a://a/b", "m://a"]),
+        "b://{x*}": (["b://a", "b://a/b/c"], []),
+        "c://{x:3}/y": (["c://abcd/y"], ["c://a/z"]),
+        "d://{x}/{x}": (["d://a/a"], ["d://a"]),
+        "e://{+path}/end": (["e://a/b/end", "e://end/end"], ["e://end"]),
+        "f://{id}{?q,r}": (["f://a", "f://a?q=/1"], ["f://a/b"]),
+        "g://a{/rest*}": (["g://a", "g://a/b/c"], ["g://ab"]),
+        "{scheme}://x": (["z://x"], ["z://y"]),
+    }
+    async with fronted(Shelf(templates=[template(each) for each in forms])) as (_, mcp):
+        assert await templates(mcp) == [*forms]
+        for matching, others in forms.values():
+            for uri in matching:
+                assert await read(mcp, uri) == f"read {uri}"
+            for uri in others:
+                _, refused = await mcp.error("resources/read", {"uri": uri})
+                assert "Resource not found" in refused["message"], uri
 
 
 async def test_a_collision_names_both_and_the_first_serves() -> None:
@@ -431,13 +404,12 @@ async def test_a_selection_by_the_servers_own_names() -> None:
         "prompts": {"exclude": ["b"]},
         "resources": {"include": ["r:*"], "exclude": ["*secret", "*{x}"]},
     }
-    async with (
-        scripted(shelf) as server,
-        gateway_of(
-            entry(server, **settings, uris="named"),
-            views=[{"name": "v", "prompts": ["up__a"], "resources": ["r:up/1"]}],
-        ) as mcp,
-    ):
+    async with fronted(
+        shelf,
+        **settings,
+        uris="named",
+        sections={"views": [{"name": "v", "prompts": ["up__a"], "resources": ["r:up/1"]}]},
+    ) as (_, mcp):
         assert await prompts(mcp) == ["up__a"]
         assert await uris(mcp) == ["r:up/1"]
         assert await templates(mcp) == []
@@ -449,7 +421,7 @@ async def test_a_selection_by_the_servers_own_names() -> None:
 async def test_a_template_has_no_uri_that_is_excluded() -> None:
     shelf = Shelf([], [resource("r:secret")], [template("r:{+x}")])
     settings = {"exclude": ["r:secret"]}
-    async with scripted(shelf) as server, gateway_of(entry(server, resources=settings)) as mcp:
+    async with fronted(shelf, resources=settings) as (server, mcp):
         assert await read(mcp, "r:2") == "read r:2"
         for uri in ("r:secret", "r:%73ecret", "r:a/../secret", "r:a%2f..%2Fsecret", "r:./secret"):
             response = await mcp.post("resources/read", {"uri": uri})
@@ -465,23 +437,22 @@ SPELLINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("uri", SPELLINGS)
-async def test_no_spelling_of_a_uri_leads_past_exclude(uri: str) -> None:
+async def test_no_spelling_of_a_uri_leads_past_exclude() -> None:
     """Servers that parse URIs read each of these as one that is excluded."""
     shelf = Shelf([], [], [template("{+any}")])
     settings = {"exclude": ["file:///secret*", "notes://ann/x"]}
-    async with scripted(shelf) as server, gateway_of(entry(server, resources=settings)) as mcp:
-        for other in ("file:///Secret", "notes://ann/X", "notes://bob/x", "memo:x%20y", "r:100%"):
+    async with fronted(shelf, resources=settings) as (server, mcp):
+        others = ("file:///Secret", "notes://ann/X", "notes://bob/x", "memo:x%20y", "r:100%")
+        for other in others:
             assert await read(mcp, other) == f"read {other}"
-        before = server.methods().count("resources/read")
-        response = await mcp.post("resources/read", {"uri": uri})
-        assert response.json()["error"]["code"] == -32602
-        assert server.methods().count("resources/read") == before
+        for uri in SPELLINGS:
+            response = await mcp.post("resources/read", {"uri": uri})
+            assert response.json()["error"]["code"] == -32602, uri
+        assert server.methods().count("resources/read") == len(others)
 
 
-@pytest.mark.parametrize("text", ["{+any}", "ui{+rest}", "u{a}{+b}"])
-async def test_a_template_has_no_uri_of_another_back_end(text: str) -> None:
-    shelf = Shelf([], [], [template(text)])
+async def test_a_template_has_no_uri_of_another_back_end() -> None:
+    shelf = Shelf([], [], [template(text) for text in ("{+any}", "ui{+rest}", "u{a}{+b}")])
     async with scripted(shelf) as server, gateway_of(entry(server, "one")) as mcp:
         for uri in ("ui://two/page.html", "skill://two/a/SKILL.md"):
             response = await mcp.post("resources/read", {"uri": uri})
@@ -494,7 +465,7 @@ async def test_a_template_has_no_uri_of_another_back_end(text: str) -> None:
 
 async def test_a_server_that_is_down_is_named_and_heals() -> None:
     shelf = Shelf([{"name": "p"}], [resource("r:1")], is_down=True)
-    async with scripted(shelf) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(shelf) as (_, mcp):
         capabilities = (await mcp.result("server/discover"))["capabilities"]
         assert {"prompts", "resources"} <= capabilities.keys()
         listed = await mcp.result("resources/list")
@@ -518,7 +489,7 @@ async def test_a_server_that_is_down_is_named_and_heals() -> None:
 
 async def test_lists_that_change_are_served_and_an_unknown_resource_has_them_read_again() -> None:
     shelf = Shelf([{"name": "p"}], [resource("r:1")], ttl_ms=3_600_000)
-    async with scripted(shelf) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(shelf) as (_, mcp):
         shelf.prompts = [{"name": "q"}]
         shelf.resources = [resource("r:2")]
         shelf.others = lambda asked: error(asked, -32602, "Unknown prompt: p")
@@ -528,38 +499,37 @@ async def test_lists_that_change_are_served_and_an_unknown_resource_has_them_rea
         assert await uris(mcp) == ["r:2"]
 
 
-@pytest.mark.parametrize(
-    ("method", "answered", "words"),
-    [
-        ("resources/read", {"contents": "x"}, "without contents"),
-        ("resources/read", {"contents": [{"uri": "r:1"}]}, "neither text nor blob"),
-        ("resources/read", {"resultType": "task", "taskId": "1"}, "unknown type"),
-        ("prompts/get", {"messages": {}}, "malformed prompt"),
-        ("prompts/get", {}, "malformed prompt"),
-        ("prompts/get", {"messages": [{"role": "user"}]}, "malformed prompt"),
-        ("prompts/get", {"messages": [{"role": "user", "content": "x"}]}, "malformed prompt"),
-        ("completion/complete", {"completion": {"values": [1]}}, "suggestions that are not text"),
-    ],
-)
-async def test_an_answer_of_another_form_is_one_error(
-    method: str, answered: dict[str, Any], words: str
-) -> None:
+ODD_ANSWERS: list[tuple[str, dict[str, Any], str]] = [
+    ("resources/read", {"contents": "x"}, "without contents"),
+    ("resources/read", {"contents": [{"uri": "r:1"}]}, "neither text nor blob"),
+    ("resources/read", {"resultType": "task", "taskId": "1"}, "unknown type"),
+    ("prompts/get", {"messages": {}}, "malformed prompt"),
+    ("prompts/get", {}, "malformed prompt"),
+    ("prompts/get", {"messages": [{"role": "user"}]}, "malformed prompt"),
+    ("prompts/get", {"messages": [{"role": "user", "content": "x"}]}, "malformed prompt"),
+    ("completion/complete", {"completion": {"values": [1]}}, "suggestions that are not text"),
+]
+
+
+async def test_an_answer_of_another_form_is_one_error() -> None:
     class Wrong(Shelf):
+        answered: Any = None
+
         def __call__(self, asked: Asked) -> Any:
-            return result(asked, answered) if asked.rpc == method else super().__call__(asked)
+            known = asked.rpc in params
+            return result(asked, self.answered) if known else super().__call__(asked)
 
     shelf = Wrong([{"name": "p", "arguments": [{"name": "a"}]}], [resource("r:1")])
+    about = {"ref": {"type": "ref/prompt", "name": "up__p"}, "argument": {"name": "a", "value": ""}}
     params: dict[str, dict[str, Any]] = {
         "resources/read": {"uri": "r:1"},
         "prompts/get": {"name": "up__p"},
-        "completion/complete": {
-            "ref": {"type": "ref/prompt", "name": "up__p"},
-            "argument": {"name": "a", "value": ""},
-        },
+        "completion/complete": about,
     }
-    async with scripted(shelf) as server, gateway_of(entry(server)) as mcp:
-        _, refused = await mcp.error(method, params[method])
-        assert words in refused["message"]
+    async with fronted(shelf) as (_, mcp):
+        for method, shelf.answered, words in ODD_ANSWERS:
+            _, refused = await mcp.error(method, params[method])
+            assert words in refused["message"]
 
 
 async def test_an_older_servers_error_for_an_unknown_resource_is_the_gateways() -> None:
@@ -569,10 +539,7 @@ async def test_an_older_servers_error_for_an_unknown_resource_is_the_gateways() 
                 return error(asked, -32002, "Resource not found")
             return super().__call__(asked)
 
-    async with (
-        scripted(Older(templates=[template("r:{x}")])) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+    async with fronted(Older(templates=[template("r:{x}")])) as (_, mcp):
         _, refused = await mcp.error("resources/read", {"uri": "r:5"})
         assert (refused["code"], refused["data"]) == (-32602, {"uri": "r:5"})
 
@@ -623,22 +590,6 @@ async def test_scopes_of_prompts_and_resources() -> None:
         assert {"prompts/get", "resources/read"}.isdisjoint(server.methods())
         who = {"headers": bearer(token(scope="read"))}
         assert (await mcp.post("resources/read", {"uri": "r:1"}, **who)).status_code == 200
-
-
-async def test_a_refused_credential_is_told_without_it() -> None:
-    secret = "kV9-very-secret-token"
-
-    class Closed(Shelf):
-        def __call__(self, asked: Asked) -> Any:
-            return http(401) if asked.rpc == "resources/read" else super().__call__(asked)
-
-    async with (
-        scripted(Closed(resources=[resource("r:1")])) as server,
-        gateway_of(entry(server, credential={"bearer": secret})) as mcp,
-    ):
-        _, refused = await mcp.error("resources/read", {"uri": "r:1"})
-        assert "refuses the gateway's credentials (401)" in refused["message"]
-        assert secret not in refused["message"]
 
 
 async def test_a_reload_that_takes_scopes_away_is_a_change_of_protection() -> None:

@@ -7,6 +7,8 @@ import asyncio
 import base64
 import json
 import re
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ from roundgate.backends.mcp import calls
 from roundgate.client import DECLINE, Client
 from tests.support.asgi import Client as Mcp
 from tests.support.asgi import client as client_of
-from tests.support.scripted import Asked, Scripted, error, result, scripted, text
-from tests.support.server import running
-from tests.support.upstreams import Upstream, app_of, gateway_of, tool
+from tests.support.scripted import Asked, error, result, scripted, text
+from tests.support.server import Server, running
+from tests.support.upstreams import Upstream, app_of, entry, fronted, tool
 from tests.support.wire import forged
 
 FORM = {
@@ -36,10 +38,6 @@ FORM = {
 CAPABLE: dict[str, Any] = {"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}}
 ADA = {"action": "accept", "content": {"name": "Ada"}}
 STATE = "state-of-the-server"
-
-
-def entry(server: Scripted, **settings: Any) -> dict[str, Any]:
-    return {"kind": "mcp", "name": "up", "url": server.url, **settings}
 
 
 def asks(requests: dict[str, Any], state: str | None = STATE) -> dict[str, Any]:
@@ -91,7 +89,7 @@ async def test_a_question_keeps_its_key_and_any_replica_continues() -> None:
 
 
 async def test_a_call_that_asks_takes_one_place_a_round_and_keeps_its_projection() -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "limits": {"calls_per_minute": 2, "wait_s": 0.1},
         "override": {"t": {"result": "name"}},
     }
@@ -101,10 +99,7 @@ async def test_a_call_that_asks_takes_one_place_a_round_and_keeps_its_projection
             return result(asked, asks({"who.is-it": FORM}))
         return result(asked, {**text("{}"), "structuredContent": {"name": "Ada", "age": 36}})
 
-    async with (
-        scripted(Upstream(answers_with_structure)) as server,
-        gateway_of(entry(server, **settings)) as mcp,
-    ):
+    async with fronted(Upstream(answers_with_structure), **settings) as (server, mcp):
         state = (await call(mcp))["result"]["requestState"]
         answered = await call(mcp, inputResponses={"who.is-it": ADA}, requestState=state)
         busy = await call(mcp)
@@ -117,17 +112,14 @@ async def test_an_error_of_a_server_is_one_request_and_one_failure() -> None:
     def fails(asked: Asked) -> Any:
         return error(asked, -32603, "it broke")
 
-    async with scripted(Upstream(fails)) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(fails)) as (server, mcp):
         failed = await call(mcp)
     assert "it broke" in json.dumps(failed)
     assert sum(one.rpc == "tools/call" for one in server.asked) == 1
 
 
 async def test_the_servers_state_is_sealed_and_bound_to_the_call() -> None:
-    async with (
-        scripted(Upstream(greeter, [tool("t"), tool("other")])) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+    async with fronted(Upstream(greeter, [tool("t"), tool("other")])) as (server, mcp):
         asked = (await call(mcp, {"a": 1}))["result"]
         state = asked["requestState"]
         raw = base64.urlsafe_b64decode(state.partition(".")[2].replace(".", "") + "===")
@@ -149,19 +141,19 @@ async def test_the_servers_state_is_sealed_and_bound_to_the_call() -> None:
 
 
 async def test_an_answer_that_was_not_asked_for_does_not_reach_the_server() -> None:
-    async with scripted(Upstream(greeter)) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(greeter)) as (server, mcp):
         asked = (await call(mcp, inputResponses={"who.is-it": ADA}))["result"]
         assert asked["resultType"] == "input_required"
         assert all("inputResponses" not in one.params for one in server.asked)
 
 
-@pytest.mark.parametrize("answer", [{"action": "decline"}, {"action": "cancel"}])
-async def test_a_refusal_of_the_user_is_the_servers_to_judge(answer: dict[str, Any]) -> None:
-    async with scripted(Upstream(greeter)) as server, gateway_of(entry(server)) as mcp:
-        asked = (await call(mcp))["result"]
-        more = {"inputResponses": {"who.is-it": answer}, "requestState": asked["requestState"]}
-        done = (await call(mcp, **more))["result"]
-        assert json.loads(done["content"][0]["text"]) == answer
+async def test_a_refusal_of_the_user_is_the_servers_to_judge() -> None:
+    async with fronted(Upstream(greeter)) as (_, mcp):
+        for answer in ({"action": "decline"}, {"action": "cancel"}):
+            asked = (await call(mcp))["result"]
+            more = {"inputResponses": {"who.is-it": answer}, "requestState": asked["requestState"]}
+            done = (await call(mcp, **more))["result"]
+            assert json.loads(done["content"][0]["text"]) == answer
 
 
 async def test_several_questions_over_several_rounds() -> None:
@@ -180,7 +172,7 @@ async def test_several_questions_over_several_rounds() -> None:
             return result(asked, rounds[number - 1])
         return result(asked, text(json.dumps(asked.params)))
 
-    async with scripted(Upstream(script)) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(script)) as (server, mcp):
         first = (await call(mcp))["result"]
         assert first["inputRequests"].keys() == {"a", "b"}
         roots = {"roots": [{"uri": "file:///x"}], "_meta": {"kept": 1}}
@@ -200,21 +192,19 @@ async def test_several_questions_over_several_rounds() -> None:
     assert (two["inputResponses"], two["requestState"]) == ({"a": ADA, "b": roots}, "one")
 
 
-@pytest.mark.parametrize("hints", [{}, {"readOnlyHint": True}])
-async def test_an_answered_request_is_sent_again_only_if_the_tool_may_be_repeated(
-    hints: dict[str, bool],
-) -> None:
+async def test_an_answered_request_is_sent_again_only_if_the_tool_may_be_repeated() -> None:
     def loses(asked: Asked) -> Any:
         return None if "requestState" in asked.params else greeter(asked)
 
-    async with (
-        scripted(Upstream(loses, [tool("t", annotations=hints)])) as server,
-        gateway_of(entry(server, retry={"attempts": 2, "pause_s": 0.01})) as mcp,
-    ):
-        asked = (await call(mcp))["result"]
-        more = {"inputResponses": {"who.is-it": ADA}, "requestState": asked["requestState"]}
-        assert (await call(mcp, **more))["result"]["isError"]
-        assert server.methods().count("tools/call") == 1 + (2 if hints else 1)
+    tools = [tool("t"), tool("reads", annotations={"readOnlyHint": True})]
+    retry = {"attempts": 2, "pause_s": 0.01}
+    async with fronted(Upstream(loses, tools), retry=retry) as (server, mcp):
+        for name, count in (("t", 1), ("reads", 2)):
+            asked = (await call(mcp, name=f"up__{name}"))["result"]
+            more = {"inputResponses": {"who.is-it": ADA}, "requestState": asked["requestState"]}
+            assert (await call(mcp, name=f"up__{name}", **more))["result"]["isError"]
+            calls = [one.params["name"] for one in server.asked if one.rpc == "tools/call"]
+            assert calls.count(name) == 1 + count
 
 
 async def test_a_state_without_a_question_goes_back_at_once() -> None:
@@ -222,7 +212,7 @@ async def test_a_state_without_a_question_goes_back_at_once() -> None:
         state = int(asked.params.get("requestState", "0"))
         return result(asked, text("done") if state == 3 else asks({}, str(state + 1)))
 
-    async with scripted(Upstream(sheds)) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(sheds)) as (server, mcp):
         assert (await call(mcp))["result"]["content"][0]["text"] == "done"
         assert server.methods().count("tools/call") == 4
 
@@ -232,9 +222,9 @@ async def test_a_call_that_goes_back_names_its_whole_time_limit() -> None:
         await asyncio.sleep(60 if "requestState" in asked.params else 0.6)
         return result(asked, asks({}))
 
-    async with (
-        scripted(Upstream(sheds)) as server,
-        gateway_of(entry(server), limits={"call_timeout_s": 1}) as mcp,
+    async with fronted(Upstream(sheds), sections={"limits": {"call_timeout_s": 1}}) as (
+        server,
+        mcp,
     ):
         late = (await call(mcp))["result"]["content"][0]["text"]
     assert server.methods().count("tools/call") == 2
@@ -247,10 +237,7 @@ async def test_a_server_that_sheds_without_end_is_a_tool_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(calls, "MAX_EXCHANGES", 5)
-    async with (
-        scripted(Upstream(lambda asked: result(asked, asks({}, "s")))) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+    async with fronted(Upstream(lambda asked: result(asked, asks({}, "s")))) as (_, mcp):
         done = (await call(mcp))["result"]
         assert "more than 5 times" in done["content"][0]["text"]
 
@@ -271,45 +258,39 @@ PAGE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("asked_for", "words"),
-    [
-        (asks({"k": PASSWORD}), "in a form that the gateway does not know"),
-        (asks({"k": PAGE}), "in a form that the gateway does not know"),
-        (asks({"k": {"method": "tools/call"}}), "in a form that the gateway does not know"),
-        (asks({"k": 7}), "in a form that the gateway does not know"),
-        (asks({"k/ä": FORM}), "under a key"),
-        (asks({}, None), "neither questions"),
-        ({"resultType": "input_required", "inputRequests": [FORM]}, "not an object"),
-        (asks({"k": FORM}, "s" * 2_000_000), "characters"),
-        (asks({str(n): FORM for n in range(101)}), "more than 100 questions"),
-    ],
-    ids=range(9),
-)
-async def test_a_question_that_cannot_be_carried_is_a_tool_error(
-    asked_for: dict[str, Any], words: str
-) -> None:
-    async with (
-        scripted(Upstream(lambda asked: result(asked, asked_for))) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
-        done = (await call(mcp))["result"]
-        assert done["isError"]
-        assert words in done["content"][0]["text"]
+UNKNOWN = "in a form that the gateway does not know"
+UNCARRIED: list[tuple[dict[str, Any], str]] = [
+    (asks({"k": PASSWORD}), UNKNOWN),
+    (asks({"k": PAGE}), UNKNOWN),
+    (asks({"k": {"method": "tools/call"}}), UNKNOWN),
+    (asks({"k": 7}), UNKNOWN),
+    (asks({"k/ä": FORM}), "under a key"),
+    (asks({}, None), "neither questions"),
+    ({"resultType": "input_required", "inputRequests": [FORM]}, "not an object"),
+    (asks({"k": FORM}, "s" * 2_000_000), "characters"),
+    (asks({str(n): FORM for n in range(101)}), "more than 100 questions"),
+]
+
+
+async def test_a_question_that_cannot_be_carried_is_a_tool_error() -> None:
+    upstream = Upstream()
+    async with fronted(upstream) as (_, mcp):
+        for asked_for, words in UNCARRIED:
+            upstream.call = partial(result, value=asked_for)
+            done = (await call(mcp))["result"]
+            assert done["isError"]
+            assert words in done["content"][0]["text"]
 
 
 async def test_a_question_that_the_client_did_not_declare_is_a_tool_error() -> None:
-    async with scripted(Upstream(greeter)) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(greeter)) as (_, mcp):
         done = await mcp.call("up__t", clientCapabilities={"sampling": {}})
         assert done["isError"]
         assert "elicitation/create, which the client did not declare" in done["content"][0]["text"]
 
 
 async def test_an_approval_comes_before_the_servers_question() -> None:
-    async with (
-        scripted(Upstream(greeter)) as server,
-        gateway_of(entry(server, approve="always")) as mcp,
-    ):
+    async with fronted(Upstream(greeter), approve="always") as (server, mcp):
         first = (await call(mcp))["result"]
         assert first["inputRequests"].keys() == {"approve"}
         assert "tools/call" not in server.methods()
@@ -339,27 +320,30 @@ async def greet(ctx: Context, times: int) -> str:
 """
 
 
-@pytest.mark.parametrize("revision", ["2026-07-28", "2025-11-25", "2025-06-18"])
-async def test_a_gateway_behind_a_gateway_asks_clients_of_each_revision(
-    tmp_path: Path, revision: str
-) -> None:
+async def test_a_gateway_behind_a_gateway_asks_clients_of_each_revision(tmp_path: Path) -> None:
+    def gateway(name: str, backend: str) -> AbstractContextManager[Server]:
+        (tmp_path / f"{name}.yaml").write_text(f"backends: [{backend}]\n")
+        environment = {"GATEWAY_STORE": f"sqlite:///{tmp_path}/{name}.sqlite3"}
+        return running(tmp_path / f"{name}.yaml", environment)
+
     (tmp_path / "desk.py").write_text(DESK)
-    inner, outer = tmp_path / "inner.yaml", tmp_path / "outer.yaml"
-    inner.write_text("backends: [{kind: python, name: desk, prefix: '', path: desk.py}]\n")
-    environment = {"GATEWAY_STORE": f"sqlite:///{tmp_path}/inner.sqlite3"}
-    with running(inner, environment) as behind:
-        outer.write_text(f"backends: [{{kind: mcp, name: up, url: '{behind.url}/mcp'}}]\n")
-        environment = {"GATEWAY_STORE": f"sqlite:///{tmp_path}/outer.sqlite3"}
-        with running(outer, environment) as front:
-            answers = {"who": {"name": "Ada"}, "again": {"name": "yes"}}
-            async with Client(
-                f"{front.url}/mcp",
-                versions=[revision],
-                answers=lambda question: _by_message(question, answers),
-            ) as client:
-                async with asyncio.timeout(60):
-                    progress: list[Any] = []
-                    done = await client.call("up__greet", times=2, on_progress=progress.append)
+    answers = {"who": {"name": "Ada"}, "again": {"name": "yes"}}
+    python = "{kind: python, name: desk, prefix: '', path: desk.py}"
+    with (
+        gateway("inner", python) as behind,
+        gateway("outer", f"{{kind: mcp, name: up, url: '{behind.url}/mcp'}}") as front,
+    ):
+        for revision in ("2026-07-28", "2025-11-25", "2025-06-18"):
+            async with (
+                asyncio.timeout(60),
+                Client(
+                    f"{front.url}/mcp",
+                    versions=[revision],
+                    answers=lambda question: _by_message(question, answers),
+                ) as client,
+            ):
+                progress: list[Any] = []
+                done = await client.call("up__greet", times=2, on_progress=progress.append)
                 assert done.value == "Ada yes 2" or done.structured == {"result": "Ada yes 2"}
                 assert [one.total for one in progress] == [2]
                 declined = await client.call("up__greet", times=1, answers=lambda _: DECLINE)
@@ -381,7 +365,7 @@ def needs(required: Any) -> Any:
 
 async def test_capabilities_that_a_server_needs_are_named_to_the_client() -> None:
     required: dict[str, Any] = {"sampling": {"tools": {}}, "elicitation": {"form": {}}}
-    async with scripted(Upstream(needs(required))) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream(needs(required))) as (_, mcp):
         params = {"name": "up__t", "arguments": {}}
         status, refused = await mcp.error(
             "tools/call", params, clientCapabilities={"elicitation": {}}
@@ -391,20 +375,20 @@ async def test_capabilities_that_a_server_needs_are_named_to_the_client() -> Non
     assert "The tool t of up" in refused["message"]
 
 
-@pytest.mark.parametrize(
-    ("required", "reason"),
-    [
-        ({"sampling": {}}, "sampling"),  # declared, so the server is wrong
-        ({"sampling": True}, "you lack something"),
-        ({"a" * 2_000: {}}, "you lack something"),
-        (["sampling"], "you lack something"),
-        (None, "you lack something"),
-    ],
-)
-async def test_a_server_that_needs_what_is_declared_or_nonsense_fails_its_call(
-    required: Any, reason: str
-) -> None:
-    async with scripted(Upstream(needs(required))) as server, gateway_of(entry(server)) as mcp:
-        failed = (await call(mcp))["result"]
-    assert failed["isError"] is True
-    assert reason in failed["content"][0]["text"]
+NEEDED: list[tuple[Any, str]] = [
+    ({"sampling": {}}, "sampling"),  # declared, so the server is wrong
+    ({"sampling": True}, "you lack something"),
+    ({"a" * 2_000: {}}, "you lack something"),
+    (["sampling"], "you lack something"),
+    (None, "you lack something"),
+]
+
+
+async def test_a_server_that_needs_what_is_declared_or_nonsense_fails_its_call() -> None:
+    upstream = Upstream()
+    async with fronted(upstream) as (_, mcp):
+        for required, reason in NEEDED:
+            upstream.call = needs(required)
+            failed = (await call(mcp))["result"]
+            assert failed["isError"] is True
+            assert reason in failed["content"][0]["text"]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from roundgate.auth import Principal
-from roundgate.backends.mcp import backend as mcp_backend
 from roundgate.cli import main
 from roundgate.methods.access import Access
 from roundgate.observability.metrics import Metrics
@@ -19,11 +18,11 @@ from roundgate.runtime import loading
 from roundgate.settings import Settings
 from tests.support.asgi import STATE_KEY, Client, built, client, config_of, stoppable
 from tests.support.issuer import PUBLIC_URL, bearer, guarded, jwks, token
-from tests.support.scripted import Asked, Scripted, error, result, scripted
+from tests.support.scripted import Asked, error, result, scripted
 from tests.support.services import answer as reply
 from tests.support.services import service
 from tests.support.skills import answer, code
-from tests.support.upstreams import Upstream, gateway_of, health, until
+from tests.support.upstreams import Upstream, entry, fronted, gateway_of, health, until
 
 EXTENSION = "io.modelcontextprotocol/skills"
 DIGEST = "sha256:" + "a1" * 32
@@ -79,10 +78,6 @@ class Server(Upstream):
         return super().__call__(asked)
 
 
-def entry(server: Scripted, **settings: Any) -> dict[str, Any]:
-    return {"kind": "mcp", "name": "up", "url": server.url, **settings}
-
-
 async def uris(mcp: Client) -> list[str]:
     return [one["uri"] for one in (await answer(mcp, "skills/list"))["skills"]]
 
@@ -92,10 +87,7 @@ async def test_an_entry_passes_with_the_name_of_the_back_end_in_its_uris() -> No
         "com.example": 1,
         "_meta": {"com.example/a": 1, "io.modelcontextprotocol/b": 2},
     }
-    async with (
-        scripted(Server(skill("acme/refunds", **extra))) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+    async with fronted(Server(skill("acme/refunds", **extra))) as (_, mcp):
         (listed,) = (await answer(mcp, "skills/list"))["skills"]
         start = "skill://up/acme/refunds"
         assert listed == {
@@ -140,22 +132,22 @@ async def test_skills_of_servers_and_folders_are_one_list(tmp_path: Path) -> Non
 
 
 async def test_a_skill_that_is_in_no_list_can_be_got_and_read() -> None:
-    async with scripted(Server()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Server()) as (_, mcp):
         assert await uris(mcp) == []
         uri = "skill://up/hidden/one/SKILL.md"
         assert (await answer(mcp, "skills/get", uri=uri))["skill"]["uri"] == uri
         assert (await answer(mcp, "resources/read", uri=uri))["contents"]
 
 
-@pytest.mark.parametrize("uri", ["skill://up/x/SKILL.md", "skill://down/x", "skill://up", "up", ""])
-async def test_what_no_server_has_is_invalid(uri: str) -> None:
-    async with scripted(Server(skill("refunds"))) as server, gateway_of(entry(server)) as mcp:
-        for method in ("skills/get", "resources/directory/read"):
-            assert await code(mcp, method, uri=uri) == -32602
+async def test_what_no_server_has_is_invalid() -> None:
+    async with fronted(Server(skill("refunds"))) as (_, mcp):
+        for uri in ("skill://up/x/SKILL.md", "skill://down/x", "skill://up", "up", ""):
+            for method in ("skills/get", "resources/directory/read"):
+                assert await code(mcp, method, uri=uri) == -32602, uri
 
 
 async def test_a_directory_is_asked_for_at_the_server() -> None:
-    async with scripted(Server(skill("refunds"))) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Server(skill("refunds"))) as (server, mcp):
         uri = "skill://up/refunds"
         first = await answer(mcp, "resources/directory/read", uri=uri)
         assert first["resources"] == [{"uri": f"{uri}/SKILL.md", "name": "refunds", "x": 1}]
@@ -168,7 +160,7 @@ async def test_a_directory_is_asked_for_at_the_server() -> None:
 async def test_a_server_without_directories_has_those_of_its_manifests() -> None:
     upstream = Server(skill("refunds"), skill("daily", resources="dynamic"))
     upstream.settings = {}
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (server, mcp):
 
         async def children(uri: str) -> list[tuple[str, str]]:
             listed = (await answer(mcp, "resources/directory/read", uri=uri))["resources"]
@@ -189,7 +181,7 @@ async def test_a_directory_of_deep_paths_takes_little_memory() -> None:
     files = [{"uri": uri, "digest": DIGEST, "size": 1} for uri in deep]
     upstream = Server(skill("deep", resources=files))
     upstream.settings = {}
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         tracemalloc.start()
         try:
             listed = await answer(mcp, "resources/directory/read", uri="skill://up/deep")
@@ -203,44 +195,40 @@ async def test_a_directory_of_deep_paths_takes_little_memory() -> None:
 async def test_a_scheme_of_the_server_is_kept() -> None:
     uri = "github://up/acme/refunds/SKILL.md"
     upstream = Server(skill("acme/refunds", scheme="github"))
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         assert await uris(mcp) == [uri]
         assert (await answer(mcp, "skills/get", uri=uri))["skill"]["uri"] == uri
         assert (await answer(mcp, "resources/read", uri=uri))["contents"][0]["uri"] == uri
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"uri": 5}, "its uri is not text"),
-        ({"uri": "skill://x/README.md"}, "is not the URI of a SKILL.md"),
-        ({"uri": "SKILL.md"}, "is not the URI of a SKILL.md"),
-        ({"uri": "1://team/x/SKILL.md"}, "is not the URI of a SKILL.md"),
-        ({"uri": "a:skill://team/x/SKILL.md"}, "is not the URI of a SKILL.md"),
-        ({"frontmatter": None}, "no name and description"),
-        ({"frontmatter": {"name": "x"}}, "no name and description"),
-        ({"resources": "all"}, "neither a list"),
-        ({"resources": None}, "neither a list"),
-        ({"resources": [5]}, "neither a list"),
-        ({"resources": [{"uri": "skill://x/SKILL.md"}]}, "lacks a digest or size"),
-        ({"resources": [{"uri": "u", "digest": DIGEST, "size": "7"}]}, "lacks a digest or size"),
-        ({"resources": [{"digest": DIGEST, "size": 7}]}, "its uri is not text"),
-        ({"resources": [{"uri": "u", "digest": DIGEST, "size": 7}]}, "uri without scheme"),
-    ],
-)
-async def test_an_entry_that_hosts_would_refuse_is_left_out_with_the_reason(
-    change: dict[str, Any], reason: str
-) -> None:
-    bad = {**skill("x"), **change}
-    async with (
-        scripted(Server(bad, skill("refunds"), skill("refunds"))) as server,
-        gateway_of(entry(server)) as mcp,
-    ):
+NO_SKILLS: list[tuple[dict[str, Any], str]] = [
+    ({"uri": 5}, "its uri is not text"),
+    ({"uri": "skill://x/README.md"}, "is not the URI of a SKILL.md"),
+    ({"uri": "SKILL.md"}, "is not the URI of a SKILL.md"),
+    ({"uri": "1://team/x/SKILL.md"}, "is not the URI of a SKILL.md"),
+    ({"uri": "a:skill://team/x/SKILL.md"}, "is not the URI of a SKILL.md"),
+    ({"frontmatter": None}, "no name and description"),
+    ({"frontmatter": {"name": "x"}}, "no name and description"),
+    ({"resources": "all"}, "neither a list"),
+    ({"resources": None}, "neither a list"),
+    ({"resources": [5]}, "neither a list"),
+    ({"resources": [{"uri": "skill://x/SKILL.md"}]}, "lacks a digest or size"),
+    ({"resources": [{"uri": "u", "digest": DIGEST, "size": "7"}]}, "lacks a digest or size"),
+    ({"resources": [{"digest": DIGEST, "size": 7}]}, "its uri is not text"),
+    ({"resources": [{"uri": "u", "digest": DIGEST, "size": 7}]}, "uri without scheme"),
+]
+
+
+async def test_entries_that_hosts_would_refuse_are_left_out_with_the_reason() -> None:
+    skills = [{**skill(f"x{number}"), **change} for number, (change, _) in enumerate(NO_SKILLS)]
+    async with fronted(Server(*skills, skill("refunds"), skill("refunds"))) as (_, mcp):
         assert await uris(mcp) == ["skill://up/refunds/SKILL.md"]
         assert (await mcp.result("tools/list"))["tools"]
         left_out = (await health(mcp))["left_out"]
-        assert any(reason in each for each in left_out.values()), left_out
-        assert "another skill" in left_out["skill://refunds/SKILL.md"]
+        for one, (_, reason) in zip(skills, NO_SKILLS, strict=True):
+            assert reason in left_out.pop(str(one["uri"]))
+        assert "another skill" in left_out.pop("skill://refunds/SKILL.md")
+        assert not left_out
 
 
 @pytest.mark.parametrize(
@@ -253,39 +241,39 @@ async def test_a_list_that_is_none_takes_no_tools_away(skills: Any, name: str) -
                 return result(asked, {"skills": skills})
             return super().__call__(asked)
 
-    async with scripted(Broken()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Broken()) as (_, mcp):
         assert await uris(mcp) == []
         assert (await mcp.result("tools/list"))["tools"]
         assert name in (await health(mcp))["left_out"]
 
 
-@pytest.mark.parametrize("entry_of_get", [None, {}, skill("other"), {**skill("x"), "resources": 1}])
-async def test_an_answer_that_is_no_such_skill_is_an_error(entry_of_get: Any) -> None:
+async def test_an_answer_that_is_no_such_skill_is_an_error() -> None:
     class Broken(Server):
+        answered: Any = None
+
         def __call__(self, asked: Asked) -> Any:
             if asked.rpc == "skills/get":
-                return result(asked, {"skill": entry_of_get})
+                return result(asked, {"skill": self.answered})
             if asked.rpc == "resources/directory/read":
                 return result(asked, {"resources": [{"name": "x"}]})
             return super().__call__(asked)
 
-    async with scripted(Broken(skill("x"))) as server, gateway_of(entry(server)) as mcp:
-        assert await code(mcp, "skills/get", uri="skill://up/x/SKILL.md") == -32602
+    upstream = Broken(skill("x"))
+    async with fronted(upstream) as (_, mcp):
+        for upstream.answered in (None, {}, skill("other"), {**skill("x"), "resources": 1}):
+            assert await code(mcp, "skills/get", uri="skill://up/x/SKILL.md") == -32602
         assert await code(mcp, "resources/directory/read", uri="skill://up/x") == -32602
 
 
 async def test_a_server_without_the_extension_has_no_skills() -> None:
-    async with scripted(Upstream()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(Upstream()) as (server, mcp):
         assert await code(mcp, "skills/list") == -32601
         assert "skills/list" not in server.methods()
 
 
 async def test_excluded_skills_are_neither_listed_nor_got_nor_read() -> None:
     settings = {"resources": {"exclude": ["skill://refunds*"]}}
-    async with (
-        scripted(Server(skill("refunds"), skill("x"))) as server,
-        gateway_of(entry(server, **settings)) as mcp,
-    ):
+    async with fronted(Server(skill("refunds"), skill("x")), **settings) as (server, mcp):
         assert await uris(mcp) == ["skill://up/x/SKILL.md"]
         for method in ("skills/get", "resources/read"):
             assert await code(mcp, method, uri="skill://up/refunds/SKILL.md") == -32602
@@ -298,7 +286,7 @@ async def test_excluded_skills_are_neither_listed_nor_got_nor_read() -> None:
 
 async def test_a_directory_does_not_show_what_is_excluded() -> None:
     settings = {"resources": {"exclude": ["skill://refunds/*"]}}
-    async with scripted(Server()) as server, gateway_of(entry(server, **settings)) as mcp:
+    async with fronted(Server(), **settings) as (_, mcp):
         page = await answer(mcp, "resources/directory/read", uri="skill://up/refunds")
         assert page["resources"] == []
 
@@ -306,7 +294,7 @@ async def test_a_directory_does_not_show_what_is_excluded() -> None:
 async def test_dot_segments_do_not_lead_out_of_a_view() -> None:
     views = [{"name": "some", "resources": ["skill://up/billing/*"]}]
     listed = Server(skill("billing/x"), skill("refunds"))
-    async with scripted(listed) as server, gateway_of(entry(server), views=views) as mcp:
+    async with fronted(listed, sections={"views": views}) as (server, mcp):
         mcp.path = "/some/mcp"
         paths = ["../refunds", "%2e%2E/refunds", "x%2F..%2F../refunds", ".\t./refunds", "%252e./x"]
         for path in paths:
@@ -343,25 +331,17 @@ async def test_skills_need_the_scopes_of_the_resources_of_their_server() -> None
             assert access.may_subscribe(uri, caller, "") is bool(granted)
 
 
-async def test_a_change_at_the_server_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
+@pytest.mark.usefixtures("brisk")
+async def test_a_change_at_the_server_is_listed() -> None:
     upstream = Server(skill("refunds"), ttl_ms=50)
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         assert len(await uris(mcp)) == 1
         upstream.skills.append(skill("x"))
-        await until(2, lambda: _count(mcp))
+        await until(["skill://up/refunds/SKILL.md", "skill://up/x/SKILL.md"], lambda: uris(mcp))
 
 
-async def _count(mcp: Client) -> int:
-    return len(await uris(mcp))
-
-
-async def test_skills_that_differ_from_the_lock_file_are_quarantined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mcp_backend, "LEAST_PAUSE_S", 0.05)
-    monkeypatch.setattr(mcp_backend, "LEAST_TTL_S", 0.05)
+@pytest.mark.usefixtures("brisk")
+async def test_skills_that_differ_from_the_lock_file_are_quarantined(tmp_path: Path) -> None:
     server = Server(skill("acme/refunds"), skill("acme/live", resources="dynamic"), ttl_ms=50)
     listed = skill("acme/refunds")["uri"]
     async with scripted(server) as at:

@@ -14,14 +14,14 @@ from tests.support.asgi import Client, Exchange, client
 from tests.support.scripted import (
     STREAM_HEAD,
     Asked,
-    Scripted,
     error,
-    event,
+    notice,
     result,
+    result_event,
     scripted,
     text,
 )
-from tests.support.upstreams import Upstream, app_of, gateway_of, until
+from tests.support.upstreams import Upstream, app_of, entry, fronted, tool, until
 from tests.support.wire import forged
 
 TASKS = "io.modelcontextprotocol/tasks"
@@ -36,10 +36,6 @@ FORM = {
         "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
     },
 }
-
-
-def entry(server: Scripted, **settings: Any) -> dict[str, Any]:
-    return {"kind": "mcp", "name": "up", "url": server.url, **settings}
 
 
 class WithTasks(Upstream):
@@ -120,20 +116,20 @@ async def test_a_task_of_a_server_is_followed_answered_and_read_at_any_replica()
 
 async def test_a_task_is_cancelled_at_the_server() -> None:
     upstream = WithTasks()
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         task_id = (await ask(mcp, "tools/call", CALL))["result"]["taskId"]
         assert "result" in await ask(mcp, "tasks/cancel", {"taskId": task_id})
         assert upstream.state == {"status": "cancelled"}
 
 
 async def test_a_client_without_tasks_gets_a_result_and_the_server_is_told_so() -> None:
-    async with scripted(WithTasks()) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(WithTasks()) as (_, mcp):
         assert await mcp.text("up__t") == "at once"
 
 
 async def test_a_server_that_is_away_or_talks_nonsense_loses_no_task() -> None:
     upstream = WithTasks()
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         task_id = (await ask(mcp, "tools/call", CALL))["result"]["taskId"]
         upstream.is_down = True
         response = await mcp.post("tasks/get", {"taskId": task_id}, **CAPABLE)
@@ -148,10 +144,8 @@ async def test_a_server_that_is_away_or_talks_nonsense_loses_no_task() -> None:
         assert state["status"] == "working"
 
 
-@pytest.mark.parametrize("override", [{"fields": ["a"]}, {"result": "{a: a}"}, {"max_result": 200}])
-async def test_a_call_whose_result_is_changed_does_not_become_a_task_of_the_server(
-    override: dict[str, Any],
-) -> None:
+async def test_a_call_whose_result_is_changed_does_not_become_a_task_of_the_server() -> None:
+    override = {"a": {"fields": ["a"]}, "b": {"result": "{a: a}"}, "c": {"max_result": 200}}
     whole = {**text("x" * 300), "structuredContent": {"a": 1, "b": 2}}
 
     class Whole(WithTasks):
@@ -160,19 +154,21 @@ async def test_a_call_whose_result_is_changed_does_not_become_a_task_of_the_serv
             is_task = TASKS in capabilities.get("extensions", {})
             return super().called(asked) if is_task else result(asked, whole)
 
-    async with (
-        scripted(Whole()) as server,
-        gateway_of(entry(server, override={"t": override})) as mcp,
-    ):
-        done = (await ask(mcp, "tools/call", CALL))["result"]
-    assert done["resultType"] == "complete"
-    assert done["content"] != whole["content"]
-    assert done.get("structuredContent", {"a": 1}) == {"a": 1}
+    upstream = Whole()
+    upstream.tools = [tool(name) for name in override]
+    async with fronted(upstream, override=override) as (_, mcp):
+        for name in override:
+            done = (await ask(mcp, "tools/call", {"name": f"up__{name}", "arguments": {}}))[
+                "result"
+            ]
+            assert done["resultType"] == "complete"
+            assert done["content"] != whole["content"]
+            assert done.get("structuredContent", {"a": 1}) == {"a": 1}
 
 
 async def test_the_times_of_a_task_are_within_bounds() -> None:
     upstream = WithTasks()
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         task_id = (await ask(mcp, "tools/call", CALL))["result"]["taskId"]
         for ttl_ms, shown_ms in ((-7, 0), (2**62, 2**53), (1e300, None), (10**400, None)):
             upstream.state = {"status": "working", "ttlMs": ttl_ms}
@@ -193,11 +189,7 @@ async def test_the_end_of_a_task_reaches_its_listener_whatever_interval_its_serv
             "subscriptions/listen", {"notifications": {"taskIds": [task_id]}}, **CAPABLE
         )
         async with Exchange(app, asked) as stream, asyncio.timeout(60):
-
-            async def is_polled() -> bool:
-                return "tasks/get" in server.methods()
-
-            await until(True, is_polled)
+            await until(True, lambda: "tasks/get" in server.methods())
             upstream.state = {"status": "completed", "result": text("done")}
             statuses = set[str | None]()
             while "completed" not in statuses:
@@ -207,7 +199,7 @@ async def test_the_end_of_a_task_reaches_its_listener_whatever_interval_its_serv
 
 async def test_the_result_of_a_task_is_read_as_the_result_of_a_call() -> None:
     upstream = WithTasks()
-    async with scripted(upstream) as server, gateway_of(entry(server)) as mcp:
+    async with fronted(upstream) as (_, mcp):
         task_id = (await ask(mcp, "tools/call", CALL))["result"]["taskId"]
         nulls = {"type": "text", "text": "x", "annotations": None}
         upstream.state = {"status": "completed", "result": {"content": [nulls], "isError": None}}
@@ -222,16 +214,17 @@ async def test_the_result_of_a_task_is_read_as_the_result_of_a_call() -> None:
             assert body["error"]["code"] == -32603
 
 
+async def status(mcp: Client, task_id: str) -> Any:
+    return (await ask(mcp, "tasks/get", {"taskId": task_id}))["result"]["status"]
+
+
 async def test_a_call_can_be_a_task_of_the_gateway() -> None:
     override = {"t": {"task": "optional"}}
-    async with scripted(WithTasks()) as server, gateway_of(entry(server, override=override)) as mcp:
+    async with fronted(WithTasks(), override=override) as (server, mcp):
         created = (await ask(mcp, "tools/call", CALL))["result"]
         params = {"taskId": created["taskId"]}
 
-        async def status() -> str:
-            return str((await ask(mcp, "tasks/get", params))["result"]["status"])
-
-        await until("completed", status)
+        await until("completed", lambda: status(mcp, created["taskId"]))
         done = (await ask(mcp, "tasks/get", params))["result"]["result"]
         assert done["content"][0]["text"] == "at once"
         assert server.methods().count("tools/call") == 1
@@ -243,22 +236,12 @@ async def test_log_messages_of_a_server_are_not_in_the_log_of_a_task(
     caplog.set_level("INFO")
 
     async def talking(asked: Asked) -> AsyncGenerator[bytes, None]:
-        params = {"level": "error", "data": "of one caller"}
         yield STREAM_HEAD
-        yield event({"jsonrpc": "2.0", "method": "notifications/message", "params": params})
-        done = {"resultType": "complete", **text("done")}
-        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": done})
+        yield notice("message", level="error", data="of one caller")
+        yield result_event(asked, text("done"))
 
     override = {"t": {"task": "optional"}}
-    async with (
-        scripted(Upstream(talking)) as server,
-        gateway_of(entry(server, override=override)) as mcp,
-    ):
+    async with fronted(Upstream(talking), override=override) as (_, mcp):
         created = (await ask(mcp, "tools/call", CALL))["result"]
-
-        async def status() -> str:
-            params = {"taskId": created["taskId"]}
-            return str((await ask(mcp, "tasks/get", params))["result"]["status"])
-
-        await until("completed", status)
+        await until("completed", lambda: status(mcp, created["taskId"]))
     assert "of one caller" not in str([one.__dict__ for one in caplog.records])

@@ -39,12 +39,13 @@ def test_a_uri_keeps_its_scheme_and_the_server_gets_its_own(theirs: str, ours: s
     assert KEPT.theirs(theirs) == theirs
 
 
-@given(TEXTS | st.builds(lambda rest: f"s:{rest}", TEXTS))
+@given(TEXTS | st.builds("{}{}".format, st.sampled_from(["s:", "ui://"]), TEXTS | st.text()))
 @example("s:up/x")
 @example("s:up///x")
 @example("s://up/x")
 def test_the_way_back_is_exact(uri: str) -> None:
     assert NAMED.theirs(NAMED.ours(uri)) == uri
+    assert KEPT.theirs(KEPT.ours(uri)) == uri
 
 
 @given(TEXTS, TEXTS)
