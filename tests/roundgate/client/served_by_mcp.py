@@ -1,10 +1,5 @@
-"""A server that no one here wrote, the official Python SDK's. Prints its port and
-serves until its input ends.
+"""A server that no one here wrote, the official Python SDK's. Its argument is its port."""
 
-The port is the system's choice, unless it is an argument.
-"""
-
-import asyncio
 import sys
 
 import uvicorn
@@ -52,19 +47,4 @@ async def sign(ctx: Context) -> str | InputRequiredResult:
     return InputRequiredResult(input_requests={"who": ElicitRequest(params=params)})
 
 
-async def main() -> None:
-    port = int(sys.argv[1]) if sys.argv[1:] else 0
-    config = uvicorn.Config(
-        server.streamable_http_app(), host="127.0.0.1", port=port, log_level="error"
-    )
-    serving = uvicorn.Server(config)
-    task = asyncio.create_task(serving.serve())
-    while not serving.started:  # noqa: ASYNC110 — uvicorn has no event for it
-        await asyncio.sleep(0.02)
-    print(serving.servers[0].sockets[0].getsockname()[1], flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    serving.should_exit = True
-    await task
-
-
-asyncio.run(main())
+uvicorn.run(server.streamable_http_app(), port=int(sys.argv[1]), log_level="error")

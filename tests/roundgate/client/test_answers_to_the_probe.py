@@ -13,6 +13,7 @@ from roundgate.errors import AuthorizationFailed, BadAnswer, HttpRefused, RpcErr
 from tests.support.scripted import (
     STREAM_HEAD,
     Asked,
+    connected,
     error,
     event,
     http,
@@ -89,10 +90,7 @@ ANSWERS_OF_OLDER_SERVERS = {
 
 @pytest.mark.parametrize("name", ANSWERS_OF_OLDER_SERVERS)
 async def test_an_older_server_is_connected_to_whatever_it_answers_to_the_probe(name: str) -> None:
-    async with (
-        scripted(older(ANSWERS_OF_OLDER_SERVERS[name])) as server,
-        Client(server.url) as client,
-    ):
+    async with connected(older(ANSWERS_OF_OLDER_SERVERS[name])) as (_, client):
         assert (await client.connect()).protocol_version == OLD
         assert (await client.call("t")).value == "old"
 
@@ -103,7 +101,7 @@ async def test_a_redirect_within_the_server_is_followed_to_the_handshake() -> No
     def script(asked: Asked) -> Any:
         return handshake(asked) if asked.target == "/mcp/" else http(307, Location="/mcp/")
 
-    async with scripted(script) as server, Client(server.url) as client:
+    async with connected(script) as (_, client):
         assert (await client.connect()).protocol_version == OLD
 
 
@@ -145,19 +143,13 @@ async def test_a_probe_without_an_answer_ends_in_time_and_names_the_way_around_i
             yield b": still here\n\n"
             await asyncio.sleep(0.1)
 
-    async with (
-        scripted(older(silent)) as server,
-        Client(server.url, limits=Limits(request_s=0.5)) as client,
-    ):
+    async with connected(older(silent), limits=Limits(request_s=0.5)) as (_, client):
         with pytest.raises(TimedOut, match="versions"):
             await client.connect()
 
 
 async def test_a_website_is_told_from_a_server() -> None:
-    async with (
-        scripted(lambda asked: http(200, b"<html>", "text/html")) as server,
-        Client(server.url) as client,
-    ):
+    async with connected(lambda asked: http(200, b"<html>", "text/html")) as (_, client):
         with pytest.raises(BadAnswer, match="text/html"):
             await client.connect()
 
@@ -166,6 +158,6 @@ async def test_a_result_with_the_id_of_another_request_is_not_believed() -> None
     def script(asked: Asked) -> Any:
         return says({"jsonrpc": "2.0", "id": "other", "result": {"resultType": "complete"}})
 
-    async with scripted(script) as server, Client(server.url) as client:
+    async with connected(script) as (_, client):
         with pytest.raises(BadAnswer, match="id of another request"):
             await client.connect()

@@ -26,16 +26,6 @@ def cache(clock: FixedClock) -> Cache:
     return Cache(clock, 2)
 
 
-def test_a_result_is_used_until_its_time_is_over_and_for_the_same_params_alone(
-    cache: Cache, clock: FixedClock
-) -> None:
-    cache.put(READ, {"uri": "a"}, fresh())
-    assert cache.get(READ, {"uri": "a"}) == fresh()
-    assert cache.get(READ, {"uri": "b"}) is None
-    clock.skip(1)
-    assert cache.get(READ, {"uri": "a"}) is None
-
-
 @pytest.mark.parametrize(
     ("method", "params", "result"),
     [
@@ -64,15 +54,7 @@ def test_nothing_is_kept_longer_than_a_day(cache: Cache, clock: FixedClock) -> N
     assert cache.get(READ, {}) is None
 
 
-def test_of_too_many_the_one_that_was_not_used_for_longest_goes(
-    cache: Cache, clock: FixedClock
-) -> None:
-    for uri in ("a", "b"):
-        cache.put(READ, {"uri": uri}, fresh())
-    cache.get(READ, {"uri": "a"})
-    cache.put(READ, {"uri": "c"}, fresh())
-    kept = [uri for uri in "abc" if cache.get(READ, {"uri": uri}) is not None]
-    assert kept == ["a", "c"]
+def test_a_cache_without_room_keeps_nothing(clock: FixedClock) -> None:
     nothing = Cache(clock, 0)
     nothing.put(READ, {}, fresh())
     assert nothing.get(READ, {}) is None

@@ -401,11 +401,11 @@ def test_challenges_are_read(header: str, found: dict[str, str]) -> None:
     assert challenge_parameters(header) == found
 
 
-@pytest.mark.parametrize("header", ["a" * 8_192, "_" * 8_191 + "=", 'a="' + r"\a" * 4_000])
-def test_a_long_header_of_a_server_is_read_in_linear_time(header: str) -> None:
+def test_a_long_header_of_a_server_is_read_in_linear_time() -> None:
+    headers = ["a" * 8_192, "_" * 8_191 + "=", 'a="' + r"\a" * 4_000]
     code = (
         "from roundgate.client.auth import challenge_parameters as read\n"
-        f"for _ in range(100): assert read({header!r}) == {{}}"
+        f"for header in 100 * {headers!r}: assert read(header) == {{}}"
     )
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 

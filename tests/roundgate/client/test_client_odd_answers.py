@@ -12,7 +12,7 @@ import sys
 import warnings
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate import lenient
-from roundgate.client import Client, Limits, stdio
+from roundgate.client import Limits, stdio
 from roundgate.client.messages import EventReader, Reader, unreadable_response
 from roundgate.client.stdio import Program, StdioLink
 from roundgate.errors import (
@@ -37,8 +37,8 @@ from roundgate.errors import (
 from roundgate.json import decode
 from tests.support import odd_answers
 from tests.support.command import roundgate
-from tests.support.odd_answers import EXPECTED, NAMES
-from tests.support.scripted import Asked, http, modern, result, scripted
+from tests.support.scripted import Asked, connected, http, modern, result, scripted
+from tests.support.upstreams import linked
 
 VALUES: Any = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(),
@@ -48,20 +48,6 @@ VALUES: Any = st.recursive(
 
 def call(asked: Asked) -> bytes:
     return http(200, odd_answers.answer(asked.params["name"], asked.message["id"]))
-
-
-async def test_the_library_reads_json_that_is_written_loosely() -> None:
-    async with (
-        scripted(modern(call, odd_answers.tools())) as server,
-        Client(server.url, limits=Limits(max_message=20_000)) as client,
-    ):
-        for name in NAMES:
-            if name in EXPECTED:
-                found = await client.call(name)
-                assert (found.text, found.value["n"]) == EXPECTED[name], name
-            else:
-                with pytest.raises(BadAnswer):
-                    await client.call(name)
 
 
 async def test_the_command_line_reads_json_that_is_written_loosely() -> None:
@@ -168,7 +154,7 @@ async def test_an_entry_that_is_unusable_leaves_out_no_other() -> None:
             return result(asked, {"prompts": [{"name": "a", "title": None}, {}, 7, {"name": "b"}]})
         return result(asked, {"supportedVersions": ["2026-07-28"], "capabilities": {"prompts": {}}})
 
-    async with scripted(script) as server, Client(server.url) as client:
+    async with connected(script) as (_, client):
         assert [one.name for one in await client.prompts()] == ["a", "b"]
 
 
@@ -206,13 +192,6 @@ def test_bytes_after_the_end_of_packed_data_are_refused(
 # -- processes -------------------------------------------------------------------------------------
 
 
-def link_to(*arguments: str, **limits: Any) -> StdioLink:
-    command = [sys.executable, odd_answers.__file__, *arguments]
-    link = StdioLink(Program(command, {}), info={}, capabilities={}, limits=Limits(**limits))
-    link.version = "2025-11-25"
-    return link
-
-
 async def answered(link: StdioLink, tool: str = "nan") -> Any:
     return await link.request("tools/call", {"name": tool}, may_repeat=False)
 
@@ -222,16 +201,9 @@ async def test_an_error_without_an_id_ends_the_only_request() -> None:
         'import sys; input(); print(\'{"jsonrpc":"2.0","id":null,"error":'
         '{"code":-32700,"message":"no"}}\', flush=True); sys.stdin.read()'
     )
-    link = StdioLink(
-        Program([sys.executable, "-c", code], {}), info={}, capabilities={}, limits=Limits()
-    )
-    link.version = "2025-11-25"
-    try:
-        async with asyncio.timeout(60):
-            with pytest.raises(RpcError, match="no"):
-                await answered(link)
-    finally:
-        await link.end_session()
+    async with linked("-c", code) as link, asyncio.timeout(60):
+        with pytest.raises(RpcError, match="no"):
+            await answered(link)
 
 
 ODD_FORMS = {
@@ -254,19 +226,13 @@ async def test_an_error_without_an_id_tells_no_other_caller_what_an_abandoned_re
         "        error = {'code': -32603, 'message': 'account of the first caller'}\n"
         "        print(json.dumps({'jsonrpc': '2.0', 'id': None, 'error': error}), flush=True)\n"
     )
-    link = StdioLink(
-        Program([sys.executable, "-c", code], {}), info={}, capabilities={}, limits=Limits()
-    )
-    link.version = "2025-11-25"
-    try:
-        first = asyncio.create_task(link.request("tools/call", {"name": "a"}, may_repeat=False))
+    async with linked("-c", code) as link:
+        first = asyncio.create_task(answered(link, "a"))
         await asyncio.sleep(0.1)
         first.cancel()
         with pytest.raises(BadAnswer) as refused:
-            await asyncio.wait_for(link.request("tools/call", {"name": "b"}, may_repeat=False), 60)
+            await asyncio.wait_for(answered(link, "b"), 60)
         assert "account" not in str(refused.value)
-    finally:
-        await link.end_session()
 
 
 async def test_an_odd_form_of_an_answer_ends_only_its_call_and_at_once() -> None:
@@ -278,10 +244,7 @@ async def test_an_odd_form_of_an_answer_ends_only_its_call_and_at_once() -> None
         "        form = forms[asked['params']['name']]\n"
         "        print(form.replace('\\\\n', '\\n').replace('%d', str(asked['id'])), flush=True)\n"
     )
-    program = Program([sys.executable, "-c", code], {})
-    link = StdioLink(program, info={}, capabilities={}, limits=Limits())
-    link.version = "2025-11-25"
-    try:
+    async with linked("-c", code) as link:
         for name in ODD_FORMS:
             async with asyncio.timeout(50):  # less than `idle_s`
                 if name in ("nulls", "log"):
@@ -290,8 +253,6 @@ async def test_an_odd_form_of_an_answer_ends_only_its_call_and_at_once() -> None
                     with pytest.raises(BadAnswer):
                         await answered(link, name)
             assert link.is_open, name
-    finally:
-        await link.end_session()
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -300,17 +261,12 @@ def test_a_process_that_ends_shows_no_error_of_the_event_loop(loop: Any) -> None
     large = {"text": "x" * 100_000}  # more than a pipe holds
 
     async def main() -> list[Any]:
-        program = Program([sys.executable, "-c", code], {})
-        link = StdioLink(program, info={}, capabilities={}, limits=Limits())
-        link.version = "2025-11-25"
-        calls = [asyncio.ensure_future(link.request("x", {}, may_repeat=False))]
-        try:
+        async with linked("-c", code) as link:
+            calls = [asyncio.ensure_future(link.request("x", {}, may_repeat=False))]
             for _ in range(500):
                 await asyncio.sleep(0.002)
                 calls.append(asyncio.ensure_future(link.request("x", large, may_repeat=False)))
             return await asyncio.gather(*calls, return_exceptions=True)
-        finally:
-            await link.end_session()
 
     with asyncio.Runner(loop_factory=loop) as runner:
         for _ in range(3):
@@ -326,26 +282,28 @@ LEAVES_A_CHILD = (
 )
 
 
+def warnings_of(coroutine: Coroutine[Any, Any, None]) -> list[str]:
+    """The warnings while a coroutine runs in an event loop of its own."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(coroutine)
+        gc.collect()
+    return [str(warning.message) for warning in warned]
+
+
 @pytest.mark.parametrize("code", [FLOODS, LEAVES_A_CHILD])
 def test_a_process_that_ends_by_itself_leaves_no_open_transport(code: str) -> None:
     async def main() -> None:
-        program = Program([sys.executable, "-c", code], {})
-        link = StdioLink(program, info={}, capabilities={}, limits=Limits(max_message=1_000))
-        link.version = "2025-11-25"
-        asked = asyncio.ensure_future(link.request("x", {}, may_repeat=False))
-        if code is FLOODS:
-            await link.ended.wait()
-        else:
-            await asyncio.sleep(0.5)
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
-        await link.end_session()
+        async with linked("-c", code, limits=Limits(max_message=1_000)) as link:
+            asked = asyncio.ensure_future(link.request("x", {}, may_repeat=False))
+            if code is FLOODS:
+                await link.ended.wait()
+            else:
+                await asyncio.sleep(0.5)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
 
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        asyncio.run(main())
-        gc.collect()
-    assert [str(warning.message) for warning in warned] == []
+    assert warnings_of(main()) == []
 
 
 @pytest.mark.parametrize("is_started", [True, False])
@@ -368,11 +326,7 @@ def test_an_event_loop_that_ends_leaves_no_process(tmp_path: Path, is_started: b
         asked.cancel()
         await asyncio.gather(asked, ending, return_exceptions=True)
 
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        asyncio.run(main())
-        gc.collect()
-    assert [str(warning.message) for warning in warned] == []
+    assert warnings_of(main()) == []
     if is_started:
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
@@ -382,16 +336,13 @@ async def test_a_process_that_answers_the_ping_is_not_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stdio, "PROBE_S", 5.0)
-    link = link_to("mute", idle_s=2.0)
-    try:
+    async with linked(odd_answers.__file__, "mute", limits=Limits(idle_s=2.0)) as link:
         await link.request("tools/list", {}, may_repeat=True)
         for _ in range(stdio.MAX_UNANSWERED + 2):
             with pytest.raises(TimedOut):
                 await answered(link)
         assert link.is_open
         await link.request("tools/list", {}, may_repeat=True)
-    finally:
-        await link.end_session()
 
 
 ONE = {"jsonrpc": "2.0", "id": "ID", "result": {"n": 1}}
@@ -420,10 +371,10 @@ UNREADABLE: dict[str, bytes] = {
 }
 
 
-def framing_link() -> StdioLink:
-    """A server whose answer to a tool's call has the form that the tool is named after."""
+def framing() -> str:
+    """The code of a server whose answer to a tool's call has the form that the tool is named after."""
     forms = {name: frame.hex() for name, frame in {**FRAMES, **UNREADABLE}.items()}
-    code = (
+    return (
         f"import json, sys\nforms = json.loads({json.dumps(json.dumps(forms))})\n"
         "for line in sys.stdin:\n"
         "    asked = json.loads(line)\n"
@@ -435,31 +386,17 @@ def framing_link() -> StdioLink:
         "        sys.stdout.buffer.write(form + end)\n"
         "        sys.stdout.buffer.flush()\n"
     )
-    program = Program([sys.executable, "-c", code], {})
-    link = StdioLink(program, info={}, capabilities={}, limits=Limits(idle_s=600))
-    link.version = "2025-11-25"
-    return link
 
 
-async def test_a_message_in_another_framing_is_read() -> None:
-    link = framing_link()
-    try:
+async def test_a_message_in_another_framing_is_read_or_ends_its_call_at_once() -> None:
+    async with linked("-c", framing(), limits=Limits(idle_s=600)) as link:
         for name in FRAMES:
             async with asyncio.timeout(60):
                 found = await answered(link, name)
             assert found["n"] == 1, name
-    finally:
-        await link.end_session()
-
-
-async def test_a_message_in_a_framing_that_cannot_be_read_ends_its_call_at_once() -> None:
-    link = framing_link()
-    try:
         for name in UNREADABLE:
             with pytest.raises(BadAnswer):
                 async with asyncio.timeout(60):
                     await answered(link, name)
             assert link.is_open, name
             assert await answered(link, "batch") == {"n": 1}
-    finally:
-        await link.end_session()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 from collections.abc import AsyncGenerator, Callable
 
 import httpx
@@ -84,17 +83,3 @@ async def test_a_client_without_a_free_connection_says_so() -> None:
         with pytest.raises(TimedOut, match=r"No connection to example\.com within"):
             async with Client("http://example.com/mcp", http=http) as client:
                 await client.call("t")
-
-
-async def test_what_is_packed_is_unpacked_to_the_limit_whoever_owns_the_connection() -> None:
-    packed = gzip.compress(b" " * 100_000_000)
-
-    async def answers(_: Asked) -> AsyncGenerator[bytes, None]:
-        yield b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-encoding: gzip\r\n"
-        yield b"content-length: %d\r\n\r\n" % len(packed) + packed
-
-    async with scripted(answers) as server, httpx.AsyncClient(trust_env=False) as http:
-        for given in (http, None):
-            async with Client(server.url, http=given) as client:
-                with pytest.raises(BadAnswer, match="limit max_message"):
-                    await client.call("t")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
-import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from roundgate.client import Client, Limits
 from roundgate.errors import BadAnswer, ConnectionLost, TimedOut
 from tests.support.authority import Authority
+from tests.support.command import roundgate
 from tests.support.listening import listening
 from tests.support.scripted import http, modern, result, scripted, text
 
@@ -139,18 +139,9 @@ async def test_a_handshake_that_does_not_go_on_ends_in_time() -> None:
 async def test_the_command_trusts_whom_the_environment_names(
     authority: Authority, is_trusted: bool
 ) -> None:
-    environment = {name: one for name, one in os.environ.items() if not name.startswith("SSL_")}
-    if is_trusted:
-        environment["SSL_CERT_FILE"] = str(authority.ca)
+    environment: dict[str, Any] = {"SSL_CERT_FILE": str(authority.ca)} if is_trusted else {}
     async with scripted(HERE, authority.server("here", "127.0.0.1")) as server:
-        process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-m", "roundgate.cli", "call", server.url, "t"],
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, err = await asyncio.wait_for(process.communicate(), 120)
-    expected = (0, b"in private\n") if is_trusted else (5, b"")
-    assert (process.returncode, out) == expected, err
-    assert is_trusted or b"No secure connection" in err
+        command = partial(roundgate, "call", server.url, "t", **environment)
+        ran = await asyncio.to_thread(command)
+    assert (ran.status, ran.out) == ((0, "in private\n") if is_trusted else (5, "")), ran.err
+    assert is_trusted or "No secure connection" in ran.err

@@ -22,6 +22,7 @@ from tests.support.scripted import (
     event,
     http,
     modern,
+    notice,
     result,
     scripted,
     text,
@@ -59,7 +60,7 @@ async def drip(head: bytes, piece: bytes, pause_s: float = 0.01) -> AsyncGenerat
             b"1\r\n \r\n",
         ),
         lambda asked: drip(STREAM_HEAD, b"data: x\n"),
-        lambda asked: drip(STREAM_HEAD, event({"jsonrpc": "2.0", "method": "notifications/x"})),
+        lambda asked: drip(STREAM_HEAD, notice("x")),
     ],
     ids=["interim", "head", "header", "body", "chunks", "event", "notifications"],
 )  # fmt: skip

@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
-from roundgate.client import Client, Limits
+from roundgate.client import Limits
 from tests.support.clocks import SkippingClock
-from tests.support.scripted import STREAM_HEAD, Asked, error, event, result, scripted, text
+from tests.support.scripted import (
+    STREAM_HEAD,
+    Asked,
+    connected,
+    error,
+    event,
+    result,
+    text,
+)
 
 NOTICE = {"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged"}
 TOOL = {"name": "t", "inputSchema": {"type": "object"}}
@@ -68,7 +76,7 @@ def shelf() -> Shelf:
 
 async def test_an_answer_is_asked_for_again_when_its_time_is_over(shelf: Shelf) -> None:
     clock = SkippingClock()
-    async with scripted(shelf) as server, Client(server.url, clock=clock) as client:
+    async with connected(shelf, clock=clock) as (server, client):
         for _ in range(2):
             await client.read("book://a")
         assert server.methods().count("resources/read") == 1
@@ -78,10 +86,7 @@ async def test_an_answer_is_asked_for_again_when_its_time_is_over(shelf: Shelf) 
 
 
 async def test_of_more_answers_than_may_be_kept_the_one_used_last_stays(shelf: Shelf) -> None:
-    async with (
-        scripted(shelf) as server,
-        Client(server.url, limits=Limits(max_cached=2)) as client,
-    ):
+    async with connected(shelf, limits=Limits(max_cached=2)) as (server, client):
         for name in ("a", "b", "a", "c", "a", "b"):  # c takes the place of b
             await client.read(f"book://{name}")
         read = [one.params["uri"] for one in server.asked if one.rpc == "resources/read"]
@@ -89,7 +94,7 @@ async def test_of_more_answers_than_may_be_kept_the_one_used_last_stays(shelf: S
 
 
 async def test_what_was_asked_with_answers_is_not_kept(shelf: Shelf) -> None:
-    async with scripted(shelf) as server, Client(server.url) as client:
+    async with connected(shelf) as (server, client):
         for _ in range(2):
             assert (await client.read("book://asks", answers={"who": {}})).text == "for you alone"
         assert server.methods().count("resources/read") == 4, "each has two rounds"
@@ -98,9 +103,7 @@ async def test_what_was_asked_with_answers_is_not_kept(shelf: Shelf) -> None:
 async def test_a_resource_that_changed_is_read_again_and_no_other(shelf: Shelf) -> None:
     params = {"uri": "book://a"}
     async with (
-        scripted(shelf) as server,
-        asyncio.timeout(60),
-        Client(server.url) as client,
+        connected(shelf) as (server, client),
         client.listen(uris=["book://a", "book://b"]) as changes,
     ):
         for name in ("a", "b"):
@@ -117,7 +120,7 @@ async def test_tools_that_were_kept_are_listed_again_when_a_call_says_that_they_
     shelf: Shelf,
 ) -> None:
     shelf.refuses_headers = 1
-    async with scripted(shelf) as server, Client(server.url) as client:
+    async with connected(shelf) as (server, client):
         await client.tools()
         assert (await client.call("t")).value == "done"
         assert server.methods()[-4:] == ["tools/list", "tools/call", "tools/list", "tools/call"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import keyring
 import pytest
@@ -17,6 +18,7 @@ from keyring.backends import fail
 from roundgate.client import Client
 from roundgate.client.auth import BrowserLogin, SystemKeyring
 from roundgate.errors import ClientError
+from tests.support.command import roundgate
 from tests.support.file_keyring import FILE, FileKeyring
 from tests.support.guarded import Guarded
 from tests.support.scripted import scripted
@@ -125,8 +127,8 @@ async def test_a_login_of_the_command_line_is_kept_where_there_is_a_keyring(
     visit = tmp_path / "visit.py"
     visit.write_text(VISIT)
     backend = "tests.support.file_keyring.FileKeyring" if works else "keyring.backends.fail.Keyring"
-    environment = {
-        **os.environ,
+    environment: dict[str, Any] = {
+        "PYTHONPATH": str(Path(__file__).parents[3]),
         "PYTHON_KEYRING_BACKEND": backend,
         FILE: str(tmp_path / "keyring.json"),
         "BROWSER": f"'{sys.executable}' '{visit}' %s",
@@ -134,19 +136,11 @@ async def test_a_login_of_the_command_line_is_kept_where_there_is_a_keyring(
     guarded = Guarded(scope="read write")
     async with scripted(guarded) as server:
         guarded.origin = server.origin
-        for turn in range(2):
-            command = [sys.executable, "-m", "roundgate.cli", "call", server.url, "t", "--login"]
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                env=environment,
-                cwd=Path(__file__).parents[3],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            out, err = await asyncio.wait_for(process.communicate(), 120)
-            assert (process.returncode, out) == (0, b"secret things\n"), err
-            assert (b"for this command only" in err) is not works
-            assert len(guarded.registrations) == (1 if works else turn + 1)
+        command = ("call", server.url, "t", "--login")
+        for _ in range(2 if works else 1):
+            ran = await asyncio.to_thread(partial(roundgate, *command, **environment))
+            assert (ran.status, ran.out) == (0, "secret things\n"), ran.err
+            assert ("for this command only" in ran.err) is not works
+            assert len(guarded.registrations) == 1
     if works:
         assert len(json.loads((tmp_path / "keyring.json").read_text())) == 1

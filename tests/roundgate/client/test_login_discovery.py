@@ -196,19 +196,10 @@ async def test_a_bound_token_is_shown_with_proofs_and_both_servers_may_want_a_no
     assert "ath" in proof
 
 
-@pytest.mark.parametrize(
-    ("granted", "dpop", "said"),
-    [
-        ({"token_type": "mac"}, None, "unknown type"),
-        ({"token_type": "Bearer"}, True, "did not bind the token"),
-    ],
-)
-async def test_a_token_of_another_kind_than_was_asked_for_is_not_used(
-    granted: dict[str, str], dpop: bool | None, said: str
-) -> None:
-    world = World({RESOURCE: resource(), ISSUER: DESCRIBED}, granted=granted)
-    with pytest.raises(AuthorizationFailed, match=said):
-        await world.call(ClientCredentials("me", "hush", dpop=dpop, issuer=None))
+async def test_a_token_that_is_not_bound_as_was_asked_for_is_not_used() -> None:
+    world = World({RESOURCE: resource(), ISSUER: DESCRIBED}, granted={"token_type": "Bearer"})
+    with pytest.raises(AuthorizationFailed, match="did not bind the token"):
+        await world.call(ClientCredentials("me", "hush", dpop=True, issuer=None))
 
 
 async def test_who_logs_out_is_forgotten() -> None:

@@ -27,10 +27,13 @@ from tests.support.scripted import (
     STREAM_HEAD,
     Asked,
     Scripted,
+    connected,
     error,
     event,
     http,
+    notice,
     result,
+    result_event,
     says,
     scripted,
     text,
@@ -96,9 +99,7 @@ async def asks(older: Older, asked: Asked) -> AsyncGenerator[bytes, None]:
     yield STREAM_HEAD
     yield event(question())
     answer = await asyncio.wait_for(older.answers.get(), 60)
-    yield event(
-        {"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(answer.get("result")))}
-    )
+    yield result_event(asked, text(str(answer.get("result"))))
 
 
 async def test_an_older_server_is_spoken_to_in_its_own_way() -> None:
@@ -121,41 +122,20 @@ async def test_an_older_server_is_spoken_to_in_its_own_way() -> None:
         assert server.asked[-1].headers["mcp-session-id"] == "s1"
 
 
-@pytest.mark.parametrize("version", ["2025-11-25", "2025-06-18", "2025-03-26"])
-async def test_each_older_revision_is_spoken(version: str) -> None:
-    older = Older(lambda asked: result(asked, text("x")), version=version)
-    async with scripted(older) as server, Client(server.url) as client:
-        await client.call("t")
-        assert {
-            one.headers["mcp-protocol-version"] for one in server.asked if one.rpc == "tools/call"
-        } == {version}
-
-
 async def test_a_question_on_the_stream_of_a_call_is_answered_by_the_names_of_its_fields() -> None:
     older: Older = Older(lambda asked: asks(older, asked))
-    async with scripted(older) as server, Client(server.url) as client:
+    async with connected(older) as (_, client):
         done = await client.call("t", answers={"ok": True})
     assert done.value == str({"action": "accept", "content": {"ok": True}})
 
 
-async def test_while_a_person_thinks_no_time_is_counted() -> None:
-    pass_time(0)  # from here on the loop has the time of the test
-
-    async def slow(_: Question) -> Any:
-        pass_time(31)
-        await asyncio.sleep(0.1)
-        return True
-
-    older: Older = Older(lambda asked: asks(older, asked))
-    async with scripted(older) as server, Client(server.url, limits=Limits(request_s=30)) as client:
-        assert "accept" in (await client.call("t", answers=slow)).text
-
-
-@pytest.mark.parametrize("place", ["the call", "the session"])
-async def test_a_silent_server_may_wait_for_a_person(place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "limit"), [("call", "request_s"), ("call", "idle_s"), ("session", "idle_s")]
+)
+async def test_while_a_person_thinks_no_time_is_counted(place: str, limit: str) -> None:
     called = asyncio.Event()
+    limits: Any = {limit: 30}
     older: Older
-
     pass_time(0)  # from here on the loop has the time of the test
 
     async def slow(_: Question) -> Any:
@@ -174,11 +154,10 @@ async def test_a_silent_server_may_wait_for_a_person(place: str) -> None:
         answer = await asyncio.wait_for(older.answers.get(), 60)
         return result(asked, text(str(answer["result"])))
 
-    if place == "the call":
-        older = Older(lambda asked: asks(older, asked))
-    else:
-        older = Older(call, session_stream=session_stream)
-    async with scripted(older) as server, Client(server.url, limits=Limits(idle_s=30)) as client:
+    older = Older(lambda asked: asks(older, asked))
+    if place == "session":
+        older.calls, older.session_stream = call, session_stream
+    async with connected(older, limits=Limits(**limits)) as (_, client):
         assert "accept" in (await client.call("t", answers=slow)).text
 
 
@@ -188,85 +167,70 @@ async def test_a_server_that_is_silent_after_an_answer_is_given_up() -> None:
         yield event(question())
         await asyncio.sleep(60)
 
-    async with (
-        scripted(Older(call)) as server,
-        Client(server.url, limits=Limits(idle_s=0.5)) as client,
-    ):
+    async with connected(Older(call), limits=Limits(idle_s=0.5)) as (_, client):
         with pytest.raises(TimedOut, match="idle_s"):
             await client.call("t", answers={"ok": True})
 
 
 async def test_a_question_that_nobody_answers_ends_the_call() -> None:
     older: Older = Older(lambda asked: asks(older, asked))
-    async with scripted(older) as server, Client(server.url) as client:
+    async with connected(older) as (_, client):
         with pytest.raises(Unanswered, match="Sure") as caught:
             await client.call("t")
     assert caught.value.questions[0].fields == {"ok": {"type": "boolean"}}
 
 
+class Deaf(Older):
+    """A server that refuses answers; it sends the result, if there is one, a moment later."""
+
+    def __init__(self, *results: str) -> None:
+        super().__init__(self._call)
+        self.results = results
+        self.refused = asyncio.Event()
+
+    def __call__(self, asked: Asked) -> Any:
+        if asked.rpc == "tools/list":
+            hints = {"annotations": {"readOnlyHint": True}}
+            listed = {"name": "t", "inputSchema": {"type": "object"}, **hints}
+            return result(asked, {"tools": [listed]})
+        if asked.rpc != "(answer)":
+            return super().__call__(asked)
+        self.refused.set()
+        return http(400)
+
+    async def _call(self, asked: Asked) -> AsyncGenerator[bytes, None]:
+        self.refused.clear()
+        yield STREAM_HEAD
+        yield event(question())
+        await asyncio.wait_for(self.refused.wait(), 60)
+        await asyncio.sleep(0.02 if self.results else 0.1)
+        for words in self.results:
+            yield result_event(asked, text(words))
+
+
 async def test_the_result_of_a_call_wins_over_an_answer_that_the_server_refuses() -> None:
     """A server that ends a call during its question refuses the answer, and may send the result on
     the other connection a moment later."""
-    refused = asyncio.Event()
-
-    class Ended(Older):
-        def __call__(self, asked: Asked) -> Any:
-            if asked.rpc != "(answer)":
-                return super().__call__(asked)
-            refused.set()
-            return http(400)
-
-    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
-        yield STREAM_HEAD
-        yield event(question())
-        await asyncio.wait_for(refused.wait(), 60)
-        await asyncio.sleep(0.02)
-        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text("ended")})
-
-    async with scripted(Ended(call)) as server, Client(server.url) as client:
+    async with connected(Deaf("ended")) as (_, client):
         assert (await client.call("t", answers={"ok": True})).value == "ended"
-
-
-async def test_an_answer_that_the_server_refuses_ends_a_call_without_a_result() -> None:
-    class Deaf(Older):
-        def __call__(self, asked: Asked) -> Any:
-            return http(400) if asked.rpc == "(answer)" else super().__call__(asked)
-
-    older: Older = Deaf(lambda asked: asks(older, asked))
-    async with scripted(older) as server, Client(server.url) as client:
-        with pytest.raises(HttpRefused, match="refused an answer with HTTP status 400"):
-            await client.call("t", answers={"ok": True})
 
 
 async def test_a_stream_that_ends_after_a_refused_answer_is_not_a_lost_connection() -> None:
     """A tool that may be repeated is then not called again: the server would refuse that answer
     too."""
-    refused: asyncio.Event
-
-    class Deaf(Older):
-        def __call__(self, asked: Asked) -> Any:
-            if asked.rpc == "tools/list":
-                hints = {"annotations": {"readOnlyHint": True}}
-                listed = {"name": "t", "inputSchema": {"type": "object"}, **hints}
-                return result(asked, {"tools": [listed]})
-            if asked.rpc != "(answer)":
-                return super().__call__(asked)
-            refused.set()
-            return http(400)
-
-    async def call(_: Asked) -> AsyncGenerator[bytes, None]:
-        nonlocal refused
-        refused = asyncio.Event()
-        yield STREAM_HEAD
-        yield event(question())
-        await asyncio.wait_for(refused.wait(), 60)
-        await asyncio.sleep(0.1)
-
-    async with scripted(Deaf(call)) as server, Client(server.url) as client:
+    async with connected(Deaf()) as (server, client):
         await client.tools()
         with pytest.raises(HttpRefused, match="refused an answer with HTTP status 400"):
             await client.call("t", answers={"ok": True})
     assert server.methods().count("tools/call") == 1
+
+
+async def test_an_answer_that_the_server_refuses_ends_a_call_without_a_result() -> None:
+    deaf = Deaf()
+    deaf.calls = lambda asked: asks(deaf, asked)  # its stream stays open
+    async with connected(deaf) as (_, client):
+        with pytest.raises(HttpRefused, match="refused an answer with HTTP status 400"):
+            await client.call("t", answers={"ok": True})
 
 
 async def test_a_call_whose_answer_cannot_be_sent_is_not_sent_again() -> None:
@@ -288,41 +252,21 @@ async def test_a_call_whose_answer_cannot_be_sent_is_not_sent_again() -> None:
     assert caught.value.was_sent  # the call may have taken effect
 
 
-async def test_a_question_on_the_stream_of_the_session_is_answered_for_the_call_under_way() -> None:
-    called = asyncio.Event()
-    older: Older
-
-    async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
-        yield STREAM_HEAD
-        await asyncio.wait_for(called.wait(), 60)
-        yield event(question())
-        await asyncio.sleep(60)
-
-    async def call(asked: Asked) -> bytes:
-        called.set()
-        answer = await asyncio.wait_for(older.answers.get(), 60)
-        return result(asked, text(answer["result"]["action"]))
-
-    older = Older(call, session_stream=session_stream)
-    async with scripted(older) as server, Client(server.url) as client:
-        assert (await client.call("t", answers={"ok": True})).value == "accept"
-
-
-async def test_a_server_may_ask_whether_the_client_is_there_and_for_what_no_client_knows() -> None:
+async def test_a_server_may_ask_for_life_for_roots_and_for_what_no_client_knows() -> None:
     async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
         yield STREAM_HEAD
-        yield event(question(1, "ping", {}))
-        yield event(question(2, "secrets/list", {}))
-        got = sorted(
-            [await asyncio.wait_for(older.answers.get(), 60) for _ in range(2)],
-            key=lambda one: one["id"],
-        )
-        codes = [one.get("error", {}).get("code") for one in got]
-        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(codes))})
+        for number, method in enumerate(("ping", "secrets/list", "roots/list")):
+            yield event(question(number, method, {}))
+        for _ in range(3):
+            answer = await asyncio.wait_for(older.answers.get(), 60)
+            told[answer["id"]] = answer.get("result", answer.get("error", {}).get("code"))
+        yield result_event(asked, text("done"))
 
+    told: dict[int, Any] = {}
     older = Older(call)
-    async with scripted(older) as server, Client(server.url) as client:
-        assert (await client.call("t")).value == "[None, -32601]"
+    async with connected(older) as (_, client):
+        assert (await client.call("t")).value == "done"
+    assert told == {0: {}, 1: -32601, 2: {"roots": []}}
 
 
 async def test_a_stream_that_breaks_goes_on_behind_its_last_event_after_the_time_it_named() -> None:
@@ -347,7 +291,7 @@ async def test_a_stream_that_breaks_goes_on_behind_its_last_event_after_the_time
             }
         )
 
-    async with scripted(Older(call)) as server, Client(server.url) as client:
+    async with connected(Older(call)) as (_, client):
         assert (await client.call("t")).value == "after e2"
 
 
@@ -357,7 +301,7 @@ async def test_a_stream_that_does_not_go_on_is_given_up() -> None:
         if asked.rpc == "tools/call":
             yield event(None, "e1", 1)
 
-    async with scripted(Older(call)) as server, Client(server.url) as client:
+    async with connected(Older(call)) as (server, client):
         with pytest.raises(ConnectionLost, match="brought no events"):
             await client.call("t")
         assert server.methods().count("GET") == 4  # one is the session's
@@ -368,28 +312,8 @@ async def test_a_stream_without_ids_cannot_go_on() -> None:
         yield STREAM_HEAD
         yield b": nothing\n\n"
 
-    async with scripted(Older(call)) as server, Client(server.url) as client:
+    async with connected(Older(call)) as (_, client):
         with pytest.raises(ConnectionLost, match="before its answer"):
-            await client.call("t")
-
-
-async def test_a_session_that_the_server_forgot_is_begun_again() -> None:
-    forgotten: list[Asked] = []
-
-    def call(asked: Asked) -> bytes:
-        if not forgotten:
-            forgotten.append(asked)
-            return http(404)
-        return result(asked, text("again"))
-
-    async with scripted(Older(call)) as server, Client(server.url) as client:
-        assert (await client.call("t")).value == "again"
-        assert server.methods().count("initialize") == 2
-
-
-async def test_a_server_that_forgets_every_session_is_no_use() -> None:
-    async with scripted(Older(lambda asked: http(404))) as server, Client(server.url) as client:
-        with pytest.raises(BadAnswer, match="forgets"):
             await client.call("t")
 
 
@@ -403,7 +327,7 @@ async def test_too_many_questions_at_once_are_refused() -> None:
     async def never(_: Question) -> Any:
         await asyncio.sleep(60)
 
-    async with scripted(Older(call)) as server, Client(server.url) as client:
+    async with connected(Older(call)) as (_, client):
         with pytest.raises(BadAnswer, match="questions at once"):
             await client.call("t", answers=never)
 
@@ -419,7 +343,7 @@ async def test_questions_without_end_are_refused() -> None:
 
     older = Older(call)
     limits = Limits(max_questions=5, max_rounds=2)
-    async with scripted(older) as server, Client(server.url, limits=limits) as client:
+    async with connected(older, limits=limits) as (_, client):
         with pytest.raises(BadAnswer, match="more than 10 questions in a call"):
             await client.call("t", answers={"ok": True})
 
@@ -442,7 +366,7 @@ async def test_a_question_that_is_sent_again_is_asked_once() -> None:
         return True
 
     older = Older(call)
-    async with scripted(older) as server, Client(server.url) as client:
+    async with connected(older) as (server, client):
         assert (await client.call("t", answers=answer)).text == "q1"
     assert len(asked_for) == 1
     assert older.answers.empty()
@@ -463,7 +387,7 @@ async def test_a_question_without_a_usable_id_is_refused(odd: Any) -> None:
         yield event(question(odd))
         await asyncio.sleep(60)
 
-    async with scripted(Older(call)) as server, Client(server.url) as client:
+    async with connected(Older(call)) as (_, client):
         with pytest.raises(
             BadAnswer, match="longer than 256" if odd in LONG_ID else "neither text nor a number"
         ):
@@ -488,7 +412,7 @@ async def test_a_stream_is_not_resumed_without_a_pause(monkeypatch: pytest.Monke
         else:
             yield event(None, str(len(resumed)), retry=0)
 
-    async with scripted(Older(call)) as server, Client(server.url) as client:
+    async with connected(Older(call)) as (server, client):
         await client.tools()
         monkeypatch.setattr("roundgate.client.link.asyncio.sleep", noted)
         assert (await client.call("t")).text == "done"
@@ -509,17 +433,14 @@ async def test_what_nobody_declared_is_refused_and_the_call_goes_on() -> None:
             yield event(question(method, method, params))
             answer = await asyncio.wait_for(older.answers.get(), 60)
             assert answer["error"]["code"] == -32601, answer
-        yield event({"jsonrpc": "2.0", "id": asked.message["id"], "result": text("done")})
+        yield result_event(asked, text("done"))
 
     older = Older(call)
 
     def nobody(_: Question) -> Any:
         raise AssertionError("nobody is asked")
 
-    async with (
-        scripted(older) as server,
-        Client(server.url, capabilities={}, answers=nobody) as client,
-    ):
+    async with connected(older, capabilities={}, answers=nobody) as (_, client):
         assert (await client.call("t")).text == "done"
 
 
@@ -531,7 +452,7 @@ async def test_a_session_whose_id_cannot_be_sent_back_is_refused(odd: str) -> No
         reply = older(asked)
         return reply.replace(b": s1\r\n", f": {odd}\r\n".encode("latin-1"))
 
-    async with scripted(script) as server, Client(server.url) as client:
+    async with connected(script) as (_, client):
         with pytest.raises(BadAnswer, match="session with an id"):
             await client.call("t")
 
@@ -549,11 +470,7 @@ async def test_a_notification_that_is_never_received_ends_in_time() -> None:
     def script(asked: Asked) -> Any:
         return drops() if asked.rpc == "notifications/initialized" else older(asked)
 
-    async with (
-        scripted(script) as server,
-        asyncio.timeout(60),
-        Client(server.url, limits=Limits(request_s=30)) as client,
-    ):
+    async with connected(script, limits=Limits(request_s=30)) as (_, client):
         with pytest.raises(TimedOut, match="notifications/initialized"):
             await client.call("t")
 
@@ -562,10 +479,7 @@ async def test_silence_ends_in_time_with_an_older_server_too() -> None:
     async def call(_: Asked) -> None:
         await asyncio.sleep(60)
 
-    async with (
-        scripted(Older(call)) as server,
-        Client(server.url, limits=Limits(idle_s=0.3)) as client,
-    ):
+    async with connected(Older(call), limits=Limits(idle_s=0.3)) as (_, client):
         with pytest.raises(TimedOut):
             await client.call("t")
 
@@ -593,24 +507,9 @@ async def test_a_cancelled_request_is_cancelled_at_an_older_server() -> None:
 
 async def test_an_error_of_an_older_server_is_an_error() -> None:
     older = Older(lambda asked: error(asked, -32602, "wrong", status=200))
-    async with scripted(older) as server, Client(server.url) as client:
+    async with connected(older) as (_, client):
         with pytest.raises(RpcError, match="wrong"):
             await client.call("t")
-
-
-async def test_changes_come_on_the_stream_of_the_session() -> None:
-    async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
-        yield STREAM_HEAD
-        while True:
-            yield event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
-            await asyncio.sleep(0.05)
-
-    older = Older(lambda asked: result(asked, {}), session_stream=session_stream)
-    async with scripted(older) as server, Client(server.url) as client:
-        async with client.listen(tools=True, uris=["file:///a"]) as changes:
-            change = await asyncio.wait_for(anext(changes), 60)
-        assert change.method == "notifications/tools/list_changed"
-        assert "resources/subscribe" in server.methods()
 
 
 async def test_resources_are_subscribed_to_again_in_another_session() -> None:
@@ -638,12 +537,7 @@ async def test_resources_are_subscribed_to_again_in_another_session() -> None:
         return result(asked, text("again"))
 
     older = Older(call, session_stream=session_stream)
-    async with (
-        scripted(older) as server,
-        asyncio.timeout(60),
-        Client(server.url) as client,
-        client.listen(uris=["file:///a"]) as changes,
-    ):
+    async with connected(older) as (server, client), client.listen(uris=["file:///a"]) as changes:
         waiting = asyncio.ensure_future(anext(changes))
         while "resources/subscribe" not in server.methods():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -654,7 +548,7 @@ async def test_resources_are_subscribed_to_again_in_another_session() -> None:
 
 
 async def test_a_server_without_such_a_stream_says_so() -> None:
-    async with scripted(Older(lambda asked: http(405))) as server, Client(server.url) as client:
+    async with connected(Older(lambda asked: http(405))) as (_, client):
         with pytest.raises(HttpRefused, match="no stream"):
             async with client.listen(tools=True) as changes:
                 await anext(changes)
@@ -669,7 +563,7 @@ async def test_who_is_asked_while_no_call_is_under_way_says_so_and_answers_a_pin
         await asyncio.sleep(60)
 
     older = Older(lambda asked: result(asked, text("x")), session_stream=session_stream)
-    async with scripted(older) as server, asyncio.timeout(60), Client(server.url) as client:
+    async with connected(older) as (_, client):
         await client.connect()
         ping, asked = await older.answers.get(), await older.answers.get()
     assert (ping["id"], ping["result"]) == ("p", {})
@@ -687,16 +581,11 @@ async def test_the_stream_of_a_session_that_breaks_is_reopened_and_waits_for_cha
             return
         yield STREAM_HEAD
         await asyncio.sleep(1.5)  # longer than one look at whether the stream is still open
-        yield event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+        yield notice("tools/list_changed")
         await asyncio.sleep(60)
 
     older = Older(lambda asked: result(asked, {}), session_stream=session_stream)
-    async with (
-        scripted(older) as server,
-        asyncio.timeout(60),
-        Client(server.url) as client,
-        client.listen(tools=True) as changes,
-    ):
+    async with connected(older) as (_, client), client.listen(tools=True) as changes:
         assert (await anext(changes)).method == "notifications/tools/list_changed"
     assert opened == 2
 
@@ -767,7 +656,7 @@ class WithTasks(Older):
 
 async def test_a_tool_that_has_to_be_a_task_is_one_and_may_ask_while_nothing_is_sent() -> None:
     seen: list[str] = []
-    async with scripted(WithTasks()) as server, asyncio.timeout(60), Client(server.url) as client:
+    async with connected(WithTasks()) as (server, client):
         done = await client.call(
             "t", answers={"ok": True}, on_task=lambda task: seen.append(task.status)
         )
@@ -780,11 +669,7 @@ async def test_a_tool_that_has_to_be_a_task_is_one_and_may_ask_while_nothing_is_
 
 @pytest.mark.parametrize("support", ["required", "optional"])
 async def test_such_a_task_is_handed_over_and_waited_for(support: str) -> None:
-    async with (
-        scripted(WithTasks(support=support)) as server,
-        asyncio.timeout(60),
-        Client(server.url, answers={"ok": True}) as client,
-    ):
+    async with connected(WithTasks(support=support), answers={"ok": True}) as (_, client):
         task = await client.start("t")
         assert (await client.resume(str(task.handle)).get()).task_id == "t1"
         assert (await task.wait()).text == "dug"
@@ -807,42 +692,31 @@ async def test_a_person_answers_what_such_a_task_asks_while_its_call_ends() -> N
         await asyncio.sleep(0.2)
         return {"ok": True}
 
-    async with (
-        scripted(AsksAtOnce()) as server,
-        asyncio.timeout(60),
-        Client(server.url, answers=person) as client,
-    ):
+    async with connected(AsksAtOnce(), answers=person) as (_, client):
         assert (await (await client.start("t")).wait()).text == "dug"
 
 
 async def test_a_tool_that_may_be_a_task_is_none_where_the_caller_waits() -> None:
-    async with scripted(WithTasks(support="optional")) as server, Client(server.url) as client:
+    async with connected(WithTasks(support="optional")) as (_, client):
         assert (await client.call("t")).text == "at once"
 
 
 @pytest.mark.parametrize(("ends", "said"), [("failed", "broken"), ("cancelled", "cancelled")])
 async def test_such_a_task_without_a_result_says_how_it_ended(ends: str, said: str) -> None:
-    async with (
-        scripted(WithTasks(ends)) as server,
-        asyncio.timeout(60),
-        Client(server.url, answers={"ok": True}) as client,
-    ):
+    async with connected(WithTasks(ends), answers={"ok": True}) as (_, client):
         with pytest.raises(TaskEnded, match=said) as caught:
             await client.call("t")
     assert caught.value.status == ends
 
 
 async def test_what_such_a_task_asks_and_nobody_answers_ends_the_call() -> None:
-    async with scripted(WithTasks()) as server, asyncio.timeout(60), Client(server.url) as client:
+    async with connected(WithTasks()) as (_, client):
         with pytest.raises(Unanswered, match="Sure"):
             await client.call("t")
 
 
 async def test_an_older_server_is_told_once_from_which_level_on_to_log() -> None:
-    async with (
-        scripted(WithTasks(support="forbidden")) as server,
-        Client(server.url) as client,
-    ):
+    async with connected(WithTasks(support="forbidden")) as (server, client):
         for level in ("info", "info", "debug"):
             await client.call("t", on_log=print, log_level=level)
         await client.call("t")
@@ -850,19 +724,3 @@ async def test_an_older_server_is_told_once_from_which_level_on_to_log() -> None
         "info",
         "debug",
     ]
-
-
-async def test_roots_that_nobody_gave_are_none() -> None:
-    older: Older
-
-    async def call(asked: Asked) -> AsyncGenerator[bytes, None]:
-        yield STREAM_HEAD
-        yield event(question("r", "roots/list", {}))
-        answer = await asyncio.wait_for(older.answers.get(), 60)
-        yield event(
-            {"jsonrpc": "2.0", "id": asked.message["id"], "result": text(str(answer["result"]))}
-        )
-
-    older = Older(call)
-    async with scripted(older) as server, Client(server.url) as client:
-        assert (await client.call("t")).text == str({"roots": []})

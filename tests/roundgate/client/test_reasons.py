@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from roundgate.client import Client
 from roundgate.errors import ClientError, HttpRefused, Remedy
-from tests.support.scripted import http, says, scripted
+from tests.support.scripted import connected, http, says
 
 ENDPOINT = {"error": "There is nothing here; the MCP endpoint is POST /mcp"}
 PLAYWRIGHT = b"Access is only allowed at localhost:8931"
@@ -44,7 +43,7 @@ REFUSALS = {
 
 
 async def refused(answer: Any, **options: Any) -> ClientError:
-    async with scripted(lambda asked: answer) as server, Client(server.url, **options) as client:
+    async with connected(lambda asked: answer, **options) as (_, client):
         with pytest.raises(ClientError) as caught:
             await client.connect()
     return caught.value
@@ -63,7 +62,7 @@ async def test_the_reason_of_a_refused_notification_is_in_the_error() -> None:
             return says({"jsonrpc": "2.0", "id": asked.message["id"], "result": about})
         return http(400, b"Not in this state", "text/plain")
 
-    async with scripted(script) as server, Client(server.url) as client:
+    async with connected(script) as (_, client):
         with pytest.raises(HttpRefused, match="Not in this state"):
             await client.connect()
 
@@ -128,7 +127,7 @@ async def test_a_reason_without_an_end_is_cut() -> None:
             yield b"no" * 4_096
             await asyncio.sleep(0)
 
-    async with scripted(lambda asked: endless()) as server, Client(server.url) as client:
+    async with connected(lambda asked: endless()) as (_, client):
         with pytest.raises(HttpRefused, match="nono"):
             await client.connect()
 

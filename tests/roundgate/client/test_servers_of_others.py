@@ -3,26 +3,26 @@ question on its stream."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
+import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roundgate.client import DECLINE, Client
+from roundgate_aws.machine import reserved_port
+from tests.support.sdk_servers import NEW, SdkServer
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    command = [sys.executable, str(Path(__file__).with_name("served_by_mcp.py"))]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
-        process.kill()
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    program = str(Path(__file__).with_name("served_by_mcp.py"))
+    with reserved_port() as port:
+        server = SdkServer({}, Path(os.devnull), (NEW, program, str(port)))
+        await server.start()
+        yield f"http://127.0.0.1:{port}/mcp"
+        await server.kill()
 
 
 @pytest.mark.parametrize("version", ["2026-07-28", "2025-11-25", "2025-06-18"])
