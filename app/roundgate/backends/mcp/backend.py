@@ -54,7 +54,6 @@ from roundgate.client.stdio import Program, StdioLink
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import ClientError, ConfigError, GatewayError, Problem
-from roundgate.protocol import without_none
 from roundgate.protocol.apps import DECLARED, SCHEME
 from roundgate.settings import Origin
 from roundgate.settings.files import content_digest
@@ -231,8 +230,7 @@ class McpBackend:
             and self._may_read(resource.definition.get("uri", ""), skills)
         ]
         refused = {
-            **lists.faults,
-            **without_none(**{"skills/list": snapshot.skills.fault}),
+            **snapshot.faults,
             **{
                 entry.name: entry.reason
                 for entry in (*other_prompts, *other_resources, *other_skills)

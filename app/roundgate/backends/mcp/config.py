@@ -19,16 +19,11 @@ Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 ServerRevision: TypeAlias = Literal[
     "2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"
 ]
-_URL_SETTINGS: Final[Sequence[str]] = (
-    "headers",
-    "credential",
-    "tls",
-    "timeouts",
-    "max_connections",
-    "keep_alive_s",
-)
-"""The settings that apply only to a server with a url."""
-_PROCESS_SETTINGS: Final[Sequence[str]] = ("env", "cwd")
+_SETTINGS_OF: Final[Mapping[str, Sequence[str]]] = {
+    "url": ("headers", "credential", "tls", "timeouts", "max_connections", "keep_alive_s"),
+    "command": ("env", "cwd"),
+}
+"""The settings that apply only to a server with a url, or with a command."""
 
 
 class JobToolConfig(Model):
@@ -211,15 +206,10 @@ class McpBackendConfig(RemoteConfig):
         if (self.url is None) == (not self.command):
             raise ValueError("set either url or command")
         used = self.model_fields_set
-        if self.url is None and (foreign := [name for name in _URL_SETTINGS if name in used]):
+        own, other = ("command", "url") if self.url is None else ("url", "command")
+        if foreign := [name for name in _SETTINGS_OF[other] if name in used]:
             raise ValueError(
-                f"{', '.join(foreign)}: only for a server with a url; remove it, or replace command by url"
-            )
-        if self.url is not None and (
-            foreign := [name for name in _PROCESS_SETTINGS if name in used]
-        ):
-            raise ValueError(
-                f"{', '.join(foreign)}: only for a server with a command; remove it, or replace url by command"
+                f"{', '.join(foreign)}: only for a server with a {other}; remove it, or replace {own} by {other}"
             )
         if "idempotency_key" in used:
             raise ValueError("idempotency_key: MCP has no such header; remove the setting")

@@ -814,10 +814,9 @@ def _decode(value: bytes) -> CallOutcome:
 
 
 async def _set_log_level(connection: Connection, level: str | None) -> None:
-    server = connection.server
-    if level is None or server is None or "logging" not in server.capabilities:
+    if level is None:
         return
     try:
-        await connection.request("logging/setLevel", {"level": level})
+        await connection.set_log_level(level)
     except ClientError as error:
         log.debug("a server refused a log level", exc_info=error)

@@ -110,14 +110,9 @@ class _ToolJob(Struct, frozen=True):
                 await self.calls.require_accepted(request.tool)
         try:
             raw = await self._call(self.calls.tool, dict(self.arguments))
-        except UnexpectedAnswer:
-            raise
-        except NoAnswer as error:
-            if error.reached:
-                raise NotNow(str(error)) from None
-            raise
         except BackendError as error:
-            if _is_status(error, is_in_doubt):
+            is_lost = isinstance(error, NoAnswer) and error.reached
+            if is_lost or _is_status(error, is_in_doubt):
                 raise NotNow(str(error)) from None
             raise
         return _value(_checked_result(raw, self.calls.tool.name))

@@ -21,11 +21,9 @@ from roundgate.backends.mcp.lock import KINDS, LockFile
 from roundgate.backends.mcp.server import McpServer
 from roundgate.backends.mcp.snapshot import ServerSnapshot
 from roundgate.backends.mcp.tools import MAX_NAME
-from roundgate.client.messages import Listener
 from roundgate.client.types import Json, is_object_list
 from roundgate.clock import Clock
-from roundgate.errors import BackendError, ConfigError, InvalidParams
-from roundgate.protocol import without_none
+from roundgate.errors import BackendError, ConfigError, InvalidParams, Unavailable
 from roundgate.protocol.apps import DECLARED
 from roundgate.settings import Origin
 
@@ -192,9 +190,7 @@ class Pins:
         Raises:
             ConfigError: a list or page could not be read, or the file cannot be written.
         """
-        faults = {**snapshot.lists.faults, **without_none(**{"skills/list": snapshot.skills.fault})}
-        if faults:
-            method, reason = next(iter(faults.items()))
+        for method, reason in snapshot.faults.items():
             remedy = (
                 "correct it at the server; definitions that are not pinned would be quarantined"
             )
@@ -224,19 +220,16 @@ class Pins:
         return [await self._read_page(uri, server) for uri in uris]
 
     async def _read_page(self, uri: str, server: McpServer) -> Json:
-        listener, deadline = (
-            Listener(capabilities=dict(DECLARED)),
-            self._clock.deadline(PAGE_S * 1000),
-        )
+        capabilities = dict(DECLARED)
         try:
-            answer = await server.request(
-                "resources/read", {"uri": uri}, listener, deadline, is_repeatable=True
+            answer = await server.ask(
+                "resources/read", {"uri": uri}, PAGE_S, capabilities=capabilities
             )
             contents = answer.get("contents")
             if is_object_list(contents):
                 return page_definition(uri, contents or ())
             reason = f"{self._config.name} answered without contents"
-        except BackendError as error:
+        except (BackendError, Unavailable) as error:
             reason = str(error)
         remedy = "correct it at the server, or name the page in resources.exclude or dynamic_pages"
         raise ConfigError([self._origin.problem(f"page {uri[:MAX_NAME]}: {reason}", remedy)])

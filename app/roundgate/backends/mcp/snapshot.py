@@ -46,6 +46,12 @@ class ServerSnapshot(Struct, frozen=True):
         return {tool.name: tool for tool in self.usable}
 
     @property
+    def faults(self) -> Mapping[str, str]:
+        """The reasons why lists besides the tools could not be read, by their methods."""
+        skills = {} if self.skills.fault is None else {"skills/list": self.skills.fault}
+        return {**self.lists.faults, **skills}
+
+    @property
     def pinned(self) -> Mapping[str, Sequence[Json]]:
         """The definitions in the lists that a lock file pins, by kind."""
         return {
