@@ -13,11 +13,11 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from roundgate.backends.mcp.tools import MAX_NAME, MAX_REASON, LeftOut
+from roundgate.backends.mcp.tools import MAX_REASON, check_types
 from roundgate.client import ServerInfo
 from roundgate.client.connection import Connection
 from roundgate.client.flows import WholeList
-from roundgate.client.types import Json, is_object_list
+from roundgate.client.types import Json
 from roundgate.errors import BadAnswer, HttpRefused, RpcError
 
 LISTS: Final[Mapping[str, tuple[str, str]]] = {
@@ -140,12 +140,7 @@ async def read_list(connection: Connection, method: str, member: str) -> WholeLi
 
 def check_entry(raw: Json) -> None:
     """Raise ValueError if clients would refuse an entry of a list of prompts or resources."""
-    for member, (kind, words) in _TYPES.items():
-        if member in raw and not isinstance(raw[member], kind):
-            raise ValueError(f"its {member} is not {words}")
-    for member in ("icons", "arguments"):
-        if not is_object_list(raw.get(member, [])):
-            raise ValueError(f"its {member} are not objects")
+    check_types(raw, _TYPES, ["icons", "arguments"])
 
 
 def checked_text(raw: Json, member: str, longest: int) -> str:
@@ -154,8 +149,3 @@ def checked_text(raw: Json, member: str, longest: int) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= longest:
         raise ValueError(f"its {member} is not text of 1 to {longest:,} characters")
     return value
-
-
-def left_out(raw: Json, member: str, error: ValueError) -> LeftOut:
-    """Return a record of an entry that is not served. `member` has the entry's name."""
-    return LeftOut(str(raw.get(member))[:MAX_NAME], str(error)[:MAX_REASON])

@@ -7,9 +7,9 @@ from typing import Any
 
 from roundgate.backends.base import GetPrompt, Prompt
 from roundgate.backends.mcp.config import PartConfig
-from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_out
+from roundgate.backends.mcp.lists import Lists, check_entry, checked_text
 from roundgate.backends.mcp.requests import ServerRequests
-from roundgate.backends.mcp.tools import MAX_NAME, LeftOut, without_hop
+from roundgate.backends.mcp.tools import MAX_NAME, LeftOut, left_out, without_hop
 from roundgate.backends.mcp.uris import Uris
 from roundgate.client.types import Json, is_object_list, without_nulls
 from roundgate.errors import UnexpectedAnswer

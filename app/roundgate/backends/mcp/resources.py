@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from roundgate.backends.base import ChangeReporter, Resource
+from roundgate.backends.base import ChangeReporter, Complete, Resource
 from roundgate.backends.mcp.config import PartConfig
-from roundgate.backends.mcp.lists import Lists, check_entry, checked_text, left_out
+from roundgate.backends.mcp.lists import Lists, check_entry, checked_text
 from roundgate.backends.mcp.requests import ServerRequests
-from roundgate.backends.mcp.tools import LeftOut, own_meta, without_hop
+from roundgate.backends.mcp.tools import LeftOut, left_out, own_meta, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Pattern, Uris
 from roundgate.client.types import Json, is_object_list, without_nulls
 from roundgate.errors import ResourceNotFound, UnexpectedAnswer
@@ -47,10 +46,15 @@ def make_resources(
                     continue
                 if (member, uri) in served:
                     raise ValueError(f"the server lists another resource with this {member}")
-                resource = _resource(raw, member, requests, config, uris)
-                if member == "uriTemplate":
-                    resource = _completed(resource, uri, lists, requests)
-                served[member, uri] = replace(resource, reporter=reporter)
+                completes = "completions" in lists.declared
+                served[member, uri] = Resource(
+                    {**without_hop(raw), member: uris.ours(uri)},
+                    partial(_read, requests, uris, uri if member == "uri" else None),
+                    _completions(uri, requests) if member == "uriTemplate" and completes else {},
+                    frozenset(config.scopes),
+                    _selected(uri, config, uris) if member == "uriTemplate" else None,
+                    reporter,
+                )
             except ValueError as error:
                 others.append(left_out(raw, member, error))
     return list(served.values()), others
@@ -65,20 +69,6 @@ def _checked(raw: Json, member: str, uris: Uris) -> str:
     if uris.is_named and SCHEME.match(uri) is None:
         raise ValueError(f"its {member} has no scheme, so it cannot have the name of the back end")
     return uri
-
-
-def _resource(
-    raw: Json, member: str, requests: ServerRequests, config: PartConfig, uris: Uris
-) -> Resource:
-    return Resource(
-        {**without_hop(raw), member: uris.ours(raw[member])},
-        partial(_read, requests, uris, raw["uri"] if member == "uri" else None),
-        {},
-        frozenset(config.scopes),
-        _Selected(Pattern.parse(ascii_uri(uris.ours(raw[member]))), config, uris)
-        if member == "uriTemplate"
-        else None,
-    )
 
 
 class _Selected(Struct, frozen=True):
@@ -96,15 +86,15 @@ class _Selected(Struct, frozen=True):
         return self.pattern.match(uri)
 
 
-def _completed(
-    resource: Resource, template: str, lists: Lists, requests: ServerRequests
-) -> Resource:
-    """Return a template with completions of its variables, if the server supports completions."""
-    if "completions" not in lists.declared:
-        return resource
+def _selected(template: str, config: PartConfig, uris: Uris) -> _Selected:
+    return _Selected(Pattern.parse(ascii_uri(uris.ours(template))), config, uris)
+
+
+def _completions(template: str, requests: ServerRequests) -> Mapping[str, Complete]:
+    """Return the completions of the variables of a template."""
     reference = {"type": "ref/resource", "uri": template}
     names = Pattern.parse(template).variables
-    return replace(resource, complete={name: requests.completes(reference, name) for name in names})
+    return {name: requests.completes(reference, name) for name in names}
 
 
 async def _read(

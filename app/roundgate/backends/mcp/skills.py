@@ -18,9 +18,9 @@ from urllib.parse import unquote
 from msgspec import Struct
 
 from roundgate.backends.mcp.config import PartConfig
-from roundgate.backends.mcp.lists import checked_text, left_out, read_list, read_with_earlier
+from roundgate.backends.mcp.lists import checked_text, read_list, read_with_earlier
 from roundgate.backends.mcp.server import McpServer
-from roundgate.backends.mcp.tools import MAX_REASON, LeftOut, without_hop
+from roundgate.backends.mcp.tools import MAX_REASON, LeftOut, left_out, without_hop
 from roundgate.backends.mcp.uris import MAX_URI, SCHEME, Uris
 from roundgate.backends.skills.source import Directory
 from roundgate.client import ServerInfo
@@ -231,7 +231,9 @@ def entry_from_wire(raw: Any, uris: Uris) -> Mapping[str, Any]:
     ):
         raise ValueError("its frontmatter has no name and description")
     if files != DYNAMIC:
-        files = [_file(file, uris) for file in _checked_files(files)]
+        if not is_object_list(files):
+            raise ValueError(f"its resources are neither a list nor {DYNAMIC!r}")
+        files = [_file(file, uris) for file in files or ()]
     return {**without_hop(raw), "uri": uris.ours(uri), "resources": files}
 
 
@@ -239,12 +241,6 @@ def _has_authority(uri: str) -> bool:
     """Return whether a URI has the form SCHEME://…, so that the gateway can put a name in front."""
     scheme = SCHEME.match(uri)
     return scheme is not None and scheme[0].endswith("://")
-
-
-def _checked_files(files: Any) -> Sequence[Json]:
-    if not is_object_list(files):
-        raise ValueError(f"its resources are neither a list nor {DYNAMIC!r}")
-    return files  # type: ignore[no-any-return]
 
 
 def _file(raw: Json, uris: Uris) -> Json:

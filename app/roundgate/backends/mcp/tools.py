@@ -47,6 +47,24 @@ class LeftOut(Struct, frozen=True):
     reason: str
 
 
+def left_out(raw: Json, member: str, error: Exception) -> LeftOut:
+    """Return a record of an entry that is not served. `member` has the entry's name."""
+    return LeftOut(str(raw.get(member))[:MAX_NAME], str(error)[:MAX_REASON])
+
+
+def check_types(
+    raw: Json, types: Mapping[str, tuple[type, str]], object_lists: Sequence[str]
+) -> None:
+    """Raise ValueError if a member of an entry has another type, or a list has other items than
+    objects."""
+    for member, (kind, words) in types.items():
+        if member in raw and not isinstance(raw[member], kind):
+            raise ValueError(f"its {member} is not {words}")
+    for member in object_lists:
+        if not is_object_list(raw.get(member, [])):
+            raise ValueError(f"its {member} are not objects")
+
+
 class UsableTool(Struct, frozen=True):
     """A tool of a server: its name at the server, its definition for clients, and its compiled
     schema."""
@@ -63,18 +81,17 @@ def usable_tools(
 ) -> tuple[list[UsableTool], list[LeftOut]]:
     """Return the tools that can be served, and records of the others."""
     usable: dict[str, UsableTool] = {}
-    left_out: list[LeftOut] = []
+    others: list[LeftOut] = []
     for raw in definitions:
         try:
             tool = _usable(raw, check_arguments=check_arguments)
             if tool.name in usable:
                 raise ValueError("the server lists another tool with this name")
         except (ValueError, BadAnswer) as error:
-            name = str(raw.get("name"))[:MAX_NAME]
-            left_out.append(LeftOut(name, str(error)[:MAX_REASON]))
+            others.append(left_out(raw, "name", error))
         else:
             usable[tool.name] = tool
-    return list(usable.values()), left_out
+    return list(usable.values()), others
 
 
 def _usable(raw: Json, *, check_arguments: bool) -> UsableTool:
@@ -86,14 +103,10 @@ def _usable(raw: Json, *, check_arguments: bool) -> UsableTool:
         raise ValueError(f"its name is not text of 1 to {MAX_NAME} characters")
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise ValueError('its inputSchema has no "type": "object"')
-    for member, (kind, words) in _TYPES.items():
-        if member in raw and not isinstance(raw[member], kind):
-            raise ValueError(f"its {member} is not {words}")
+    check_types(raw, _TYPES, ["icons"])
     hints = raw.get("annotations", {})
     if wrong := [hint for hint in _HINTS if not isinstance(hints.get(hint, True), bool)]:
         raise ValueError(f"its {', '.join(wrong)} is neither true nor false")
-    if not is_object_list(raw.get("icons", [])):
-        raise ValueError("its icons are not objects")
     if "outputSchema" in raw:
         _compiled(raw["outputSchema"], "outputSchema")
     arguments = _compiled(schema, "inputSchema")
