@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -74,6 +74,17 @@ class DiesAt:
     def __call__(self, moment: str) -> str | None:
         self.seen += 1
         return "dies" if self.seen - 1 == self.number else None
+
+
+async def every_death(
+    lived: Callable[[DiesAt], Awaitable[object]],
+    some: Callable[[Sequence[int]], Sequence[int]] = lambda moments: moments,
+) -> None:
+    """Live a story in which nobody dies, then once for each of its moments (or some) at which a process may die."""
+    counting = DiesAt(-1)
+    await lived(counting)
+    for number in some(range(counting.seen)):
+        await lived(DiesAt(number))
 
 
 @dataclass

@@ -1,5 +1,5 @@
 """Random handlers made of branches, all of which use the same names; the same from a seed in
-every process and Python.
+every process and Python, or drawn by Hypothesis.
 
 A program is a list of operations, each `[what, …]`, with programs inside those that have
 branches. `perform` runs one with any context. What an operation does depends on where it
@@ -27,11 +27,12 @@ from pydantic import BaseModel, Field
 
 from roundgate.errors import NotJson, OutcomeUnknown, StepFailed, StepTimeout, ToolError
 from roundgate.replay.context import Context
-from roundgate.replay.questions import Answer, Form, Question
+from roundgate.replay.questions import Answer, Form, Question, Roots, Sample, Url
 from roundgate.replay.steps import check_return
 from roundgate.replay.sync_context import SyncContext
 from roundgate.replay.values import find_conversion
 from tests.support.replay import Name
+from tests.support.rounds import accept, sampled
 
 Program: TypeAlias = list[Any]
 
@@ -230,18 +231,38 @@ class World:
         return work, (what,), more
 
 
-def question(what: str) -> Question:
+def question(what: str, kind: str = "form") -> Question:
+    match kind:
+        case "url":
+            return Url(f"Look, after {what}", "https://example.com/")
+        case "sample":
+            return Sample(f"Say, after {what}", max_tokens=5)
+        case "roots":
+            return Roots()
     return Form(f"Who, after {what}?", Name)
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A response that depends on what the question says alone; some forms are declined."""
-    number = sum(request["params"]["message"].encode())
-    return (
-        {"action": "decline"}
-        if number % 4 == 0
-        else {"action": "accept", "content": {"name": f"called {number}"}}
-    )
+    """A response that depends on what the question says alone; some forms are declined or dismissed."""
+    params = request.get("params", {})
+    shown = str(params.get("message") or params.get("messages"))
+    number = sum(shown.partition("\n\nThe last answer")[0].encode())
+    match request.get("method"):
+        case "sampling/createMessage":
+            return sampled(f"said {number}")
+        case "roots/list":
+            return {"roots": [{"uri": "file:///root", "name": "root"}]}
+    if number % 4 == 0 or number % 5 == 0:
+        return {"action": "decline" if number % 4 == 0 else "cancel"}
+    return accept(name=f"called {number}") if "requestedSchema" in params else {"action": "accept"}
+
+
+def known(answers: Mapping[str, Answer]) -> list[Any]:
+    return [[said.action, repr(said.value)] for said in answers.values()]
+
+
+def _questions(about: str, kinds: Iterable[str]) -> dict[str, Question]:
+    return {f"who{number}": question(about, kind) for number, kind in enumerate(kinds)}
 
 
 _limit: ContextVar[float] = ContextVar("limit", default=1e9)
@@ -382,8 +403,9 @@ async def _one(ctx: Any, operation: list[Any], world: World, place: str, about: 
         case "step", how:
             return await _step(ctx, world, how, about)
         case ("ask",):
-            said = (await ctx.ask({"who": question(about)}))["who"]
-            return [said.action, repr(said.value)]
+            return known(await ctx.ask({"who": question(about)}))
+        case "ask all", kinds:
+            return known(await ctx.ask(_questions(about, kinds)))
         case ("changed",):
             return await _changed(ctx, world, about)
         case ("sleep",):
@@ -674,16 +696,17 @@ def _one_blocking(
         case "step", how:
             return _step_blocking(ctx, world, how, about)
         case ("ask",):
-            said = ctx.ask({"who": question(about)})["who"]
-            return [said.action, repr(said.value)]
+            return known(ctx.ask({"who": question(about)}))
+        case "ask all", kinds:
+            return known(ctx.ask(_questions(about, kinds)))
+        case ("shed",):
+            return ctx.shed("do")
         case ("sleep",):
             return ctx.sleep(0.001)
         case ("long sleep",):
             return ctx.sleep(30)
         case ("poll",):
             return ctx.poll("do", _poll(world, about), every_s=0.001)
-        case ("shed",):
-            return ctx.shed("do")
         case ("key",):
             return len(ctx.idempotency_key("do")) > 0
         case ("now" | "random" | "uuid" | "version",):

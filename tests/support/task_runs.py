@@ -21,15 +21,19 @@ from tests.support.rounds import CAPABILITIES
 
 @dataclass
 class SharedJournal:
-    """What runs share: a journal, as the last one left it, and what was written on the way."""
+    """What runs share: a journal, as the last one left it, and what was written on the way, write by write."""
 
     task_id: str | None = "task"
     may_become_task: bool = False
     clock: Clock = field(default_factory=FixedClock)
     journal: Journal = field(default_factory=Journal)
-    written: list[Entry] = field(default_factory=list)
+    batches: list[tuple[Entry, ...]] = field(default_factory=list)
     notified: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     last: Run | None = None
+
+    @property
+    def written(self) -> list[Entry]:
+        return [entry for batch in self.batches for entry in batch]
 
     async def run(
         self,
@@ -63,4 +67,4 @@ class SharedJournal:
 
     async def checkpoint(self, *entries: Entry) -> None:
         """Keep what would have been written."""
-        self.written += entries
+        self.batches.append(entries)

@@ -24,6 +24,7 @@ import pytest
 from roundgate.errors import NondeterminismError
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Failed, Suspended
+from tests.support.replay import Effects
 from tests.support.task_runs import SharedJournal
 
 ITEMS = list(range(6))
@@ -107,6 +108,10 @@ async def workers_pull_from_a_queue(ctx: Context, askers: Askers, other: bool) -
     await asyncio.gather(*(worker(number) for number in range(3)))
 
 
+async def other_keywords(ctx: Context, askers: Askers, other: bool) -> None:
+    await (ctx.step("do", dict, b=1) if other else ctx.step("do", dict, a=1))
+
+
 async def a_sleep_of_another_length(ctx: Context, askers: Askers, other: bool) -> None:
     await ctx.sleep(0.002 if other else 0.001)
 
@@ -134,26 +139,39 @@ WAYS: list[Way] = [
     a_branch_inserted,
     a_loop_shifted,
     workers_pull_from_a_queue,
+    other_keywords,
     a_sleep_of_another_length,
     a_poll_in_place_of_a_step,
     a_map_over_other_items_of_the_same_keys,
 ]
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_run_that_goes_another_way_is_found(way: Way) -> None:
-    askers, home = Askers(), SharedJournal()
+@pytest.mark.parametrize("task_id", ["task", None])
+@pytest.mark.parametrize("swallows", [False, True], ids=["", "swallows"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+async def test_a_run_that_goes_another_way_is_found(
+    way: Way, swallows: bool, task_id: str | None
+) -> None:
+    askers, home, went_on = Askers(), SharedJournal(task_id=task_id), Effects()
     for other in (False, True):
 
         async def handler(ctx: Context, other: bool = other) -> None:
-            await way(ctx, askers, other)
+            try:
+                await way(ctx, askers, other)
+            except BaseException:
+                if not swallows:
+                    raise
+            await ctx.step("after", went_on.do, "once")
             await ctx.shed()
 
         outcome = await home.run(handler)
         assert isinstance(outcome, Failed if other else Suspended)
     assert isinstance(outcome, Failed)
-    assert isinstance(outcome.error, NondeterminismError)
-    assert askers.wrong == []
+    error = outcome.error
+    assert isinstance(error, NondeterminismError)
+    assert repr(error.remembered) in str(error)
+    assert repr(error.asked) in str(error)
+    assert (askers.wrong, went_on.seen) == ([], ["once"])
 
 
 async def test_a_set_of_coroutines_is_found_or_served_rightly() -> None:

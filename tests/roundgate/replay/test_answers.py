@@ -24,7 +24,7 @@ from tests.support.replay import (
     polite,
     value_of,
 )
-from tests.support.rounds import accept, sampled
+from tests.support.rounds import accept
 
 
 class Age(BaseModel):
@@ -107,35 +107,6 @@ async def test_a_form_from_a_schema_written_in_another_order_is_the_same_questio
     ) == {"name": "A"}
 
 
-INVALID: list[Any] = [
-    accept(name=5),
-    accept(),
-    accept(name=None),
-    {"action": "accept", "content": None},
-    {"action": "accept", "content": ["name"]},
-    {"action": "accept"},
-    {"action": "maybe"},
-    {"content": {"name": "x"}},
-    sampled("a model said"),
-    "x",
-    12345,
-    None,
-    [],
-    {},
-]
-
-
-@pytest.mark.parametrize("response", INVALID, ids=[f"{n}" for n in range(len(INVALID))])
-async def test_an_invalid_answer_is_never_delivered_but_asked_for_again_with_its_problems(
-    response: Any,
-) -> None:
-    handler = asks(("who", "Who?"))
-    second = await play(handler, await play(handler), {"who": response})
-    said = messages(second)["who~2"]
-    assert said.startswith("Who?\n\nThe last answer could not be used: ")
-    assert value_of(await play(handler, second, {"who~2": accept(name="x")})) == {"who": "x"}
-
-
 async def test_what_was_wrong_is_told_of_the_last_answer_for_as_long_as_there_is_no_other() -> None:
     async def handler(ctx: Context) -> int:
         return (await ctx.elicit("age", "How old?", Age)).age
@@ -197,30 +168,6 @@ def unasked(**responses: Any) -> Journal:
     return Journal(unasked=responses)
 
 
-async def test_answers_without_any_state_are_taken_by_name() -> None:
-    handler = asks(("who", "Who?"), ("why", "Why?"))
-    assert value_of(
-        await play(
-            handler,
-            unasked(who=accept(name="a"), why=accept(name="b"), other=1),
-            takes_unasked=True,
-        )
-    ) == {
-        "who": "a",
-        "why": "b",
-    }
-
-
-async def test_who_did_not_say_so_takes_no_answer_that_nobody_asked_for() -> None:
-    outcome = await play(asks(("who", "Who?")), unasked(who=accept(name="a")))
-    assert list(asked_of(outcome)) == ["who"]
-
-
-async def test_one_that_does_not_fit_is_asked_for_again() -> None:
-    outcome = await play(asks(("who", "Who?")), unasked(who=12345), takes_unasked=True)
-    assert "could not be used" in messages(outcome)["who~2"]
-
-
 async def test_once_taken_it_belongs_to_the_question_that_took_it() -> None:
     async def version(ctx: Context, message: str) -> None:
         await ctx.elicit("who", message, Name)
@@ -277,15 +224,6 @@ async def test_a_clock_in_a_step_is_remembered_and_does_no_harm() -> None:
         return (await ctx.elicit("when", f"It is {now} o'clock. Go?", Name)).name
 
     assert (await play_to_the_end(handler, polite)).rounds == [["when"]]
-
-
-async def test_a_name_asked_again_in_the_same_run_is_another_question() -> None:
-    async def handler(ctx: Context) -> list[str]:
-        return [(await ctx.elicit("item", f"Item {number}?", Name)).name for number in range(3)]
-
-    played = await play_to_the_end(handler, polite)
-    assert played.rounds == [["item"], ["item#2"], ["item#3"]]
-    assert played.value == ["item", "item#2", "item#3"]
 
 
 async def test_no_wire_key_ever_stands_for_two_questions() -> None:

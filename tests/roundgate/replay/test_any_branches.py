@@ -14,7 +14,7 @@ import pytest
 
 from roundgate.errors import NondeterminismError
 from roundgate.replay.engine import Completed, Failed, Outcome
-from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
+from tests.support.lives import AtRandom, Fate, Story, every_death, nothing_happens
 from tests.support.long import is_long, sampled
 from tests.support.programs import (
     Direct,
@@ -153,13 +153,10 @@ def test_so_does_one_that_is_a_plain_function_whose_branches_are_threads() -> No
 
 
 def test_a_process_may_die_before_and_after_every_single_thing_that_it_writes() -> None:
-    async def every_death(seed: int) -> None:
+    async def deaths(seed: int) -> None:
         body = program(seed)
         expected, plain = await expected_of(body)
-        counting = DiesAt(-1)
-        await told(body, counting, expected, plain)
-        for number in sampled(range(counting.seen)):
-            await told(body, DiesAt(number), expected, plain)
+        await every_death(lambda fate: told(body, fate, expected, plain), sampled)
 
     for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 40)):
-        asyncio.run(every_death(seed))
+        asyncio.run(deaths(seed))

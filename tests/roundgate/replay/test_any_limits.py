@@ -8,13 +8,14 @@ import json
 import os
 import random
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 
 from roundgate.replay.engine import Completed
 from tests.support.limited_programs import LimitedWorld, limited_program
-from tests.support.lives import AtRandom, DiesAt, Fate, Story, nothing_happens
+from tests.support.lives import AtRandom, Fate, Story, every_death, nothing_happens
 from tests.support.long import is_long, sampled
 from tests.support.rounds import accept
 
@@ -74,17 +75,11 @@ def test_a_handler_decides_in_every_run_as_in_the_first(first: int) -> None:
 
 
 def test_so_it_does_when_its_process_dies_before_or_after_any_write() -> None:
-    async def every_death(seed: int) -> None:
-        counting = DiesAt(-1)
-        await told(seed, counting)
-        for number in sampled(range(counting.seen)):
-            await told(seed, DiesAt(number))
-
     for seed in range(FIRST_SEED, FIRST_SEED + max(1, EXAMPLES // 15)):
-        asyncio.run(every_death(seed))
+        asyncio.run(every_death(partial(told, seed), sampled))
 
 
 def test_a_limit_cancels_nothing_after_its_block() -> None:
     # half of the runs of this program receive the value of a step while their limit ends its block
-    for _ in range(8):
+    for _ in range(8 if is_long() else 3):
         asyncio.run(check_limits(891808))

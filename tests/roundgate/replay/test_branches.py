@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Any
 
 import pytest
 
-from roundgate.errors import NondeterminismError, Suspend
-from roundgate.replay import branches
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
-from roundgate.replay.journal import Entry, Slept
+from roundgate.replay.journal import Slept
 from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name, error_of, play, play_to_the_end, polite, value_of
@@ -24,107 +20,6 @@ from tests.support.rounds import accept
 from tests.support.task_runs import SharedJournal
 
 ORDERS = range(6)
-
-
-class Mortal(SharedJournal):
-    """A worker that dies, and is replaced by another, after each entry that it writes."""
-
-    died = False
-
-    async def checkpoint(self, *entries: Entry) -> None:
-        await asyncio.sleep(random.random() / 500)
-        if not self.died:
-            self.died = True
-            await super().checkpoint(*entries)
-        raise Suspend
-
-
-async def to_the_end(handler: Callable[[Context], Awaitable[Any]]) -> Any:
-    """The value of a task whose worker dies after every single entry."""
-    home = Mortal()
-    for _ in range(300):
-        before, written, home.died = home.journal, len(home.written), False
-        outcome = await home.run(handler)
-        if home.died:  # nothing is left of its run but what it has written
-            home.journal = before
-            for entry in home.written[written:]:
-                home.journal.add(entry)
-            continue
-        if not isinstance(outcome, Suspended):
-            return value_of(outcome)
-        home.journal.receive({key: polite(key, one) for key, one in outcome.requests.items()})
-        home.clock.skip(60)  # type: ignore[attr-defined]
-    raise AssertionError("it never ended")
-
-
-Arrange = Callable[[Callable[[int], Awaitable[Any]]], Awaitable[list[Any]]]
-
-
-async def by_gather(order: Callable[[int], Awaitable[Any]]) -> list[Any]:
-    return list(await asyncio.gather(*(order(number) for number in ORDERS)))
-
-
-async def by_group(order: Callable[[int], Any]) -> list[Any]:
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(order(number)) for number in ORDERS]
-    return [task.result() for task in tasks]
-
-
-async def by_nested_gathers(order: Callable[[int], Any]) -> list[Any]:
-    async def pair(number: int) -> list[Any]:
-        return list(await asyncio.gather(order(number), order(number + 1)))
-
-    return [one for pair_ in await asyncio.gather(pair(0), pair(2), pair(4)) for one in pair_]
-
-
-async def by_tasks(order: Callable[[int], Any]) -> list[Any]:
-    tasks = [asyncio.create_task(order(number)) for number in ORDERS]
-    await asyncio.wait(tasks)
-    return [task.result() for task in tasks]
-
-
-async def by_tasks_with_a_timeout(order: Callable[[int], Any]) -> list[Any]:
-    waiting = (asyncio.wait_for(order(number), 60) for number in ORDERS)
-    return list(await asyncio.gather(*waiting))
-
-
-async def by_completion(order: Callable[[int], Any]) -> list[Any]:
-    return sorted([await one for one in asyncio.as_completed([order(number) for number in ORDERS])])
-
-
-ARRANGEMENTS: list[Arrange] = [
-    by_gather,
-    by_group,
-    by_nested_gathers,
-    by_tasks,
-    by_tasks_with_a_timeout,
-    by_completion,
-]
-
-
-@pytest.mark.parametrize("arrange", ARRANGEMENTS, ids=lambda arrange: arrange.__name__)
-async def test_branches_that_share_their_names_keep_what_is_theirs(
-    arrange: Arrange, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(branches, "GRACE_S", 0.02)  # it dies dozens of times, often in between
-    effects = Counter[str]()
-
-    async def act(what: str, number: int) -> str:
-        await asyncio.sleep(random.random() / 500)
-        effects[f"{what} {number}"] += 1
-        return f"{what} {number}"
-
-    async def handler(ctx: Context) -> list[Any]:
-        async def order(number: int) -> list[str]:
-            charged = await ctx.step("charge", act, "charge", number)
-            await ctx.sleep(number + 2)
-            return [charged, await ctx.step("ship", act, "ship", number)]
-
-        return await arrange(order)
-
-    value = await asyncio.wait_for(to_the_end(handler), 60)
-    assert value == [[f"charge {number}", f"ship {number}"] for number in ORDERS]
-    assert set(effects) == {f"{what} {number}" for what in ("charge", "ship") for number in ORDERS}
 
 
 async def test_questions_of_branches_are_answered_each_for_itself_in_any_order() -> None:
@@ -278,28 +173,6 @@ async def test_a_named_branch_keeps_its_place_and_two_of_one_name_are_two() -> N
     assert effects.seen == ["b", "b", "a"]
 
 
-async def test_a_plain_function_maps_in_threads_that_are_branches() -> None:
-    effects = Counter[int]()
-
-    def act(number: int) -> int:
-        effects[number] += 1
-        return number * 10
-
-    def handler(ctx: SyncContext) -> list[Any]:
-        def order(number: int) -> list[Any]:
-            charged = ctx.step("charge", act, number)
-            return [charged, ctx.elicit("who", f"Who takes {number}?", Name).name]
-
-        return ctx.map(order, ORDERS, at_most=3)
-
-    def client(key: str, request: Any) -> Any:
-        return accept(name=request["params"]["message"])
-
-    value = (await play_to_the_end(handler, client)).value
-    assert value == [[number * 10, f"Who takes {number}?"] for number in ORDERS]
-    assert effects == Counter(ORDERS)
-
-
 async def test_threads_that_a_handler_starts_by_itself_are_told_what_to_use() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -334,81 +207,6 @@ async def test_a_context_is_of_no_use_outside_of_its_handler() -> None:
     ctx = value_of(await play(handler))
     with pytest.raises(RuntimeError, match="can use ctx; the handler has ended"):
         await ctx.step("late", lambda: 1)
-
-
-# Another way than before
-
-
-async def asks(ctx: Context) -> None:
-    await ctx.elicit("who", "Who?", Name)
-
-
-def one() -> int:
-    return 1
-
-
-def two() -> int:
-    return 2
-
-
-OTHER_WAYS: dict[
-    str, tuple[Callable[[Context], Awaitable[Any]], Callable[[Context], Awaitable[Any]]]
-] = {
-    "other arguments": (lambda ctx: ctx.step("s", abs, -1), lambda ctx: ctx.step("s", abs, -2)),
-    "another function": (lambda ctx: ctx.step("s", one), lambda ctx: ctx.step("s", two)),
-    "a poll, not a step": (
-        lambda ctx: ctx.step("s", one),
-        lambda ctx: ctx.poll("s", one, every_s=1),
-    ),
-    "another sleep": (lambda ctx: ctx.sleep(0.01), lambda ctx: ctx.sleep(0.02)),
-    "other keywords": (lambda ctx: ctx.step("s", dict, a=1), lambda ctx: ctx.step("s", dict, b=1)),
-    "branches in another order": (
-        lambda ctx: asyncio.gather(ctx.step("s", abs, 1), ctx.step("s", abs, 2)),
-        lambda ctx: asyncio.gather(ctx.step("s", abs, 2), ctx.step("s", abs, 1)),
-    ),
-}
-
-
-@pytest.mark.parametrize("way", OTHER_WAYS)
-@pytest.mark.parametrize("swallows", [False, True], ids=["", "and swallows what tells it so"])
-async def test_a_replay_that_goes_another_way_is_found_and_never_served(
-    way: str, swallows: bool
-) -> None:
-    went_on = Effects()
-
-    def handler(goes: Callable[[Context], Awaitable[Any]]) -> Any:
-        async def handler(ctx: Context) -> None:
-            try:
-                await goes(ctx)
-            except BaseException:
-                if not swallows:
-                    raise
-            await ctx.step("after", went_on.do, way)
-            await asks(ctx)
-
-        return handler
-
-    before, after = OTHER_WAYS[way]
-    first = await play(handler(before))
-    assert isinstance(first, Suspended)
-    error = error_of(await play(handler(after), first, {"who": accept(name="me")}))
-    assert isinstance(error, NondeterminismError)
-    assert repr(error.remembered) in str(error)
-    assert repr(error.asked) in str(error)
-    assert went_on.seen == [way]
-
-
-async def test_what_nobody_asks_for_any_more_is_ignored_and_what_is_new_is_new() -> None:
-    async def before(ctx: Context) -> None:
-        await ctx.step("gone", one)
-        await asks(ctx)
-
-    async def after(ctx: Context) -> Any:
-        await asks(ctx)
-        return await ctx.step("new", two)
-
-    first = await play(before)
-    assert value_of(await play(after, first, {"who": accept(name="me")})) == 2
 
 
 async def test_gathered_coroutines_are_branches_named_after_their_functions() -> None:

@@ -13,11 +13,11 @@ from roundgate.clock import Clock
 from roundgate.errors import StepFailed
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Suspended
-from roundgate.replay.journal import Journal, Passed, Slept, from_row, row
+from roundgate.replay.journal import Passed, Slept
 from roundgate.replay.run import HOLD_MS, Stop
 from roundgate.replay.waiting import SHED_MARGIN_MS
 from tests.support.clocks import FixedClock
-from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, value_of
+from tests.support.replay import Effects, Name, asked_of, error_of, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import SharedJournal
 
@@ -194,19 +194,6 @@ async def test_a_call_that_may_not_waits_as_long_as_it_can_and_goes_on_in_its_ne
     assert rounds == 2
 
 
-def test_a_sleep_is_a_row_of_the_journal() -> None:
-    slept = Slept("sleep:sleep#2", 1_800_000_000_000)
-    assert row(slept) == [
-        "w",
-        "sleep:sleep#2",
-        1_800_000_000_000,
-    ]  # in stores and sealed states: never to change
-    assert from_row(row(slept)) == slept
-    journal = Journal()
-    journal.add(slept)
-    assert elsewhere(journal) == journal
-
-
 # Poll
 
 
@@ -310,21 +297,6 @@ async def test_a_poll_stops_when_its_run_is_stopped(task: SharedJournal) -> None
     async with asyncio.timeout(60):
         suspended(await task.run(handler, prepare=stopped.append))
     assert len(looks) == 2
-
-
-async def test_a_poll_and_a_step_share_their_names_as_two_steps_do(
-    task: SharedJournal, clock: FixedClock
-) -> None:
-    job = Job(clock, 0, "polled")
-
-    async def handler(ctx: Context) -> list[Any]:
-        return [
-            await ctx.step("job", lambda: "stepped"),
-            await ctx.poll("job", job.look, every_s=1),
-        ]
-
-    for _ in range(2):
-        assert value_of(await task.run(handler)) == ["stepped", "polled"]
 
 
 # Going on as a task

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,7 +20,7 @@ from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Suspended
 from roundgate.replay.journal import Told
 from tests.support.clocks import SkippingClock
-from tests.support.lives import DiesAt, Story
+from tests.support.lives import DiesAt, Story, every_death, nothing_happens
 from tests.support.replay import Effects, Name, error_of, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import SharedJournal
@@ -126,25 +127,10 @@ async def lived(home: SharedJournal, handler: Callable[[Context], Awaitable[Any]
 @pytest.mark.parametrize(
     "parts", PAIRS, ids=lambda parts: ", ".join(part.__name__ for part in parts)
 )
-async def test_what_came_first_comes_first_in_every_run(parts: tuple[Part, ...]) -> None:
-    clock = SkippingClock()
-    home = SharedJournal(clock=clock)
-    first = await lived(home, race(*parts))
-    assert len(first) == len(parts)
-    clock.skip(100_000)
-    assert value_of(await home.run(race(*parts))) == first
-
-
-@pytest.mark.parametrize(
-    "parts", PAIRS, ids=lambda parts: ", ".join(part.__name__ for part in parts)
-)
-async def test_so_it_does_when_a_process_dies_before_or_after_any_write(
+async def test_what_came_first_comes_first_in_every_run_whenever_a_process_dies(
     parts: tuple[Part, ...],
 ) -> None:
-    counting = DiesAt(-1)
-    await told(parts, counting)
-    for number in range(counting.seen):
-        await told(parts, DiesAt(number))
+    await every_death(partial(told, parts))
 
 
 async def told(parts: tuple[Part, ...], fate: DiesAt) -> None:
@@ -152,6 +138,9 @@ async def told(parts: tuple[Part, ...], fate: DiesAt) -> None:
     story = Story(race(*parts, noted=noted), lambda request: accept(name="Ada"), fate)
     value = value_of(await story.told())
     assert len(value) == len(parts)
+    story.clock.skip(100_000)
+    story.fate = nothing_happens
+    assert value_of(await story.told()) == value
     right = {" ".join(value[: at + 1]) for at in range(len(value))}
     assert right <= set(noted)
     assert len(set(noted) - right) <= story.deaths  # one that was not durable when its process died

@@ -362,6 +362,8 @@ NO_PAGES = {
     "javascript://example.com/%0aalert(1)": "https",
     "file://localhost/etc/passwd": "https",
     "vscode://example.com/x": "https",
+    "ftp://example.com/x": "https",
+    "data://text/html,x": "https",
     "http://example.com/": "https",
     "http://127.0.0.1.example.com/": "https",
     "http://[::2]/": "https",
@@ -373,6 +375,7 @@ NO_PAGES = {
     "https://ex\u0430mple.com/": "percent-encode",
     "https://example.com/\u202egpj.exe": "percent-encode",
     "https://example.com/ x": "percent-encode",
+    'https://example.com/"x': "percent-encode",
     "https://example.com/\\evil.example": "percent-encode",
 }
 """What is no page that a user may be sent to, and what the error names."""

@@ -11,12 +11,12 @@ from uuid import UUID
 
 import pytest
 
+from roundgate.clock import Clock
 from roundgate.errors import HandlerVersionError, Suspend
 from roundgate.replay import Remembered
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Suspended
-from roundgate.replay.journal import Entry, Journal
-from roundgate.replay.sync_context import SyncContext
+from roundgate.replay.journal import Journal
 from tests.support.clocks import FixedClock
 from tests.support.lives import DiesAt, Story
 from tests.support.replay import (
@@ -31,6 +31,7 @@ from tests.support.replay import (
     value_of,
 )
 from tests.support.rounds import accept
+from tests.support.task_runs import SharedJournal
 
 
 def remembered(journal: Journal) -> list[str]:
@@ -60,18 +61,6 @@ async def test_a_handler_gets_the_same_values_in_every_run() -> None:
     _, draw, _, first, second = seen[0]
     assert 0 <= draw < 1
     assert first != second
-
-
-async def test_so_does_a_plain_function_and_its_threads() -> None:
-    seen: list[Any] = []
-
-    def handler(ctx: SyncContext) -> None:
-        in_threads = ctx.map(lambda number: [number, *made(ctx)], [1, 2, 3])
-        seen.append([made(ctx), in_threads, ctx.version("change", 2)])
-        ctx.elicit("who", "Who?", Name)
-
-    await runs_of(handler, seen)
-    assert seen[0] == seen[1]
 
 
 async def test_another_call_gets_others() -> None:
@@ -176,33 +165,6 @@ async def test_a_step_that_runs_again_after_a_crash_is_given_the_same_values() -
     assert deaths > 15
 
 
-class Written:
-    """A checkpointer that keeps the keys of each write."""
-
-    def __init__(self) -> None:
-        self.writes: list[list[str]] = []
-
-    async def admit(self) -> None:
-        """Always certain."""
-
-    async def checkpoint(self, *entries: Entry) -> None:
-        self.writes.append([entry.key for entry in entries])
-
-
-async def writes_of(handler: Callable[[Context], Any]) -> list[list[str]]:
-    from roundgate.auth.principal import LOCAL
-    from roundgate.clock import Clock
-    from roundgate.protocol.jsonrpc import ClientCapabilities, Meta
-    from roundgate.replay import Call, Run, engine
-
-    written = Written()
-    meta = Meta(ClientCapabilities({}), None, None, None)
-    call = Call(principal=LOCAL, meta=meta, deadline=Clock().deadline(None), task_id="task")
-    run = Run(call, Journal(), written)
-    value_of(await engine.run_handler(lambda: handler(Context(run)), run))
-    return written.writes
-
-
 async def test_values_are_written_before_the_next_step_begins_and_only_then() -> None:
     effects = Effects()
 
@@ -214,7 +176,9 @@ async def test_values_are_written_before_the_next_step_begins_and_only_then() ->
         await ctx.step("third", effects.do, str(ctx.now()), at_most_once=True)
         ctx.now()
 
-    assert await writes_of(handler) == [
+    home = SharedJournal(clock=Clock())
+    value_of(await home.run(handler))
+    assert [[entry.key for entry in batch] for batch in home.batches] == [
         ["now:now", "seed:", "version:change"],
         ["first"],
         ["second"],

@@ -171,19 +171,6 @@ async def test_what_a_round_finished_is_kept_when_the_deadline_of_a_later_one_is
     assert work.seen == [1]
 
 
-async def test_shed_ends_the_round_once_without_a_question() -> None:
-    effects = Effects()
-
-    async def handler(ctx: Context) -> str:
-        for number in range(3):
-            await ctx.step("before", effects.do, number)
-            await ctx.shed()
-        return "done"
-
-    played = await play_to_the_end(handler, polite)
-    assert (played.value, played.rounds, effects.seen) == ("done", [[], [], []], [0, 1, 2])
-
-
 async def test_shed_beside_a_question_ends_in_one_round() -> None:
     async def handler(ctx: Context) -> str:
         _, who = await asyncio.gather(ctx.shed("here"), ctx.elicit("who", "Who?", Name))
@@ -191,14 +178,6 @@ async def test_shed_beside_a_question_ends_in_one_round() -> None:
 
     played = await play_to_the_end(handler, polite)
     assert (played.value, played.rounds) == ("who", [["who"]])
-
-
-async def test_a_step_and_a_shed_of_one_name_are_two_things() -> None:
-    async def handler(ctx: Context) -> Any:
-        await ctx.shed("plan")
-        return await ctx.step("plan", lambda: "made")
-
-    assert (await play_to_the_end(handler, polite)).value == "made"
 
 
 async def passed(limit_s: float) -> None:

@@ -32,11 +32,14 @@ from pydantic import (
 )
 from typing_extensions import TypeAliasType, TypedDict
 
-from roundgate import Context, tool
+from roundgate import Context
 from roundgate.errors import NondeterminismError, NotJson
 from roundgate.replay.steps import check_return
 from roundgate.replay.values import find_conversion
-from roundgate_testing import Gateway, fake_context
+from roundgate_testing import fake_context
+from tests.support.lives import DiesAt, Story, every_death
+from tests.support.replay import value_of
+from tests.support.rounds import accept
 
 T = TypeVar("T")
 
@@ -401,32 +404,20 @@ class Go(BaseModel):
     go: bool
 
 
-async def _ship(ctx: Context, order: int) -> str:
-    quote = await ctx.step("quote", make_quote, order)
+async def ship(ctx: Context) -> str:
+    quote = await ctx.step("quote", make_quote, 3)
     await ctx.elicit("sure", f"For {quote.total + 1}?", Go)
     parcel = await ctx.step("pack", pack, quote)
     return f"{parcel.label!r} {parcel.sent.isoformat()} {parcel.quotes[0].until.year}"
 
 
-@tool
-async def ship(ctx: Context, order: int) -> str:
-    """In rounds."""
-    return await _ship(ctx, order)
+@pytest.mark.parametrize("task_id", ["task", None])
+async def test_wherever_a_process_dies_the_handler_has_the_same_types(task_id: str | None) -> None:
+    async def lived(fate: DiesAt) -> None:
+        story = Story(ship, lambda request: accept(go=True), fate, task_id=task_id)
+        assert value_of(await story.told()) == f"b'0.75\\xff' {SENT.isoformat()} 2026"
 
-
-@tool(task="required")
-async def ship_later(ctx: Context, order: int) -> str:
-    """As a task."""
-    return await _ship(ctx, order)
-
-
-@pytest.mark.parametrize("name", ["ship", "ship_later"])
-async def test_wherever_a_process_dies_the_handler_has_the_same_types(name: str) -> None:
-    async with Gateway(ship, ship_later) as gateway:
-        result = await gateway.call(
-            name, order=3, answers={"sure": {"go": True}}, crash="everywhere"
-        )
-    assert result.value == f"b'0.75\\xff' {SENT.isoformat()} 2026"
+    await every_death(lived)
 
 
 def test_what_a_function_closes_over_is_not_kept_when_its_call_is_over() -> None:

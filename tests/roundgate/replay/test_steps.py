@@ -192,32 +192,6 @@ async def test_anything_that_can_be_called_can_be_a_step(function: Any) -> None:
     assert value_of(await play(handler)) == 42
 
 
-async def test_a_step_runs_once_whatever_its_handler_asks_afterwards() -> None:
-    effects = Effects()
-
-    async def handler(ctx: Context) -> list[str]:
-        one = await ctx.step("one", effects.do, "one")
-        await ctx.elicit("who", "Who?", Name)
-        two = await ctx.step("two", effects.do_async, "two")
-        await ctx.roots()
-        return [one, two]
-
-    assert (await play_to_the_end(handler, polite)).value == ["one", "two"]
-    assert effects.seen == ["one", "two"]
-
-
-async def test_a_name_used_again_is_the_next_step_of_that_name() -> None:
-    effects = Effects()
-
-    async def handler(ctx: Context) -> list[int]:
-        numbers = [await ctx.step("page", effects.do, number) for number in range(3)]
-        await ctx.elicit("who", "Who?", Name)
-        return [*numbers, await ctx.step("page", effects.do, 3)]
-
-    assert (await play_to_the_end(handler, polite)).value == [0, 1, 2, 3]
-    assert effects.seen == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("raised", "kind", "text"),
     [
@@ -286,17 +260,6 @@ async def test_a_step_is_one_piece_that_neither_asks_nor_has_steps_nor_sheds(
     assert isinstance(error, StepFailed)
     assert "step 'outer' contains the" in str(error)
     assert "'inner'" in str(error)
-
-
-async def test_beside_a_step_that_runs_its_siblings_may_do_all_that() -> None:
-    async def handler(ctx: Context) -> Any:
-        async with asyncio.TaskGroup() as group:
-            step = group.create_task(ctx.step("slow", asyncio.sleep, 0.02, "slow"))
-            other = group.create_task(ctx.step("quick", lambda: "quick"))
-            asked = group.create_task(ctx.elicit("who", "Who?", Name))
-        return [step.result(), other.result(), asked.result().name]
-
-    assert (await play_to_the_end(handler, polite)).value == ["slow", "quick", "who"]
 
 
 NAMES = ["", "a b", "a~2", "a#2", "shed:a", "é", "a" * 65, "a\n", "../a"]

@@ -17,7 +17,7 @@ from roundgate.replay.context import Context
 from roundgate.replay.engine import Failed, Suspended
 from roundgate.replay.journal import Entry, Journal, Told
 from tests.support.clocks import SkippingClock
-from tests.support.lives import DiesAt, Story
+from tests.support.lives import DiesAt, Story, every_death
 from tests.support.replay import Name, asked_of, error_of, play, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import SharedJournal
@@ -189,21 +189,24 @@ def name_of(function: Any) -> str:
     return str(function.__name__)
 
 
-@pytest.mark.parametrize("in_branch", [False, True], ids=["", "branch"])
-@pytest.mark.parametrize(
-    ("limited", "wait"),
-    [(limited, on_event) for limited in LIMITS]
-    + [(limited, wait) for wait in WAITS[1:] for limited in (by_ctx, by_timeout, by_wait_for)],
-    ids=name_of,
-)
-async def test_a_limit_that_passed_passes_in_every_later_round(
-    limited: Limited, wait: Wait, in_branch: bool
+KINDS = [(limited, on_event) for limited in LIMITS] + [
+    (limited, wait) for wait in WAITS[1:] for limited in (by_ctx, by_timeout, by_wait_for)
+]
+HOMES = [(None, False), (None, True), ("task", False)]
+OF_ALL_KINDS = pytest.mark.parametrize(("limited", "wait"), KINDS, ids=name_of)
+
+
+@OF_ALL_KINDS
+@pytest.mark.parametrize(("task_id", "in_branch"), HOMES, ids=["rounds", "branch", "task"])
+async def test_a_limit_that_passed_passes_in_every_later_run(
+    limited: Limited, wait: Wait, task_id: str | None, in_branch: bool
 ) -> None:
-    shop = Shop()
-    handler = shop.handler(limited, wait, LONG_S, in_branch=in_branch)
-    first = await play(handler)
-    assert list(asked_of(first)) == ["who"]
-    assert value_of(await play(handler, first, {"who": accept(name="Ada")})) == "refund"
+    shop, clock = Shop(), SkippingClock()
+    handler = shop.handler(limited, wait, LONG_S, asks=False, in_branch=in_branch)
+    home = SharedJournal(task_id=task_id, clock=clock)
+    assert value_of(await home.run(handler)) == "refund"
+    clock.skip(1000)
+    assert value_of(await home.run(handler)) == "refund"
     assert shop.effects == ["refund"]
 
 
@@ -249,20 +252,6 @@ async def test_so_it_does_in_a_task_and_in_what_is_written_of_it(limited: Limite
     assert shop.effects == ["refund"]
 
 
-@pytest.mark.parametrize("wait", WAITS, ids=name_of)
-@pytest.mark.parametrize("limited", LIMITS, ids=name_of)
-async def test_a_limit_that_passed_passes_in_every_later_run_of_a_task(
-    limited: Limited, wait: Wait
-) -> None:
-    shop, clock = Shop(), SkippingClock()
-    handler = shop.handler(limited, wait, LONG_S, asks=False)
-    home = SharedJournal(clock=clock)
-    assert value_of(await home.run(handler)) == "refund"
-    clock.skip(1000)
-    assert value_of(await home.run(handler)) == "refund"
-    assert shop.effects == ["refund"]
-
-
 @pytest.fixture
 def ample_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the limit longer than a busy machine may delay a step that takes no time."""
@@ -270,8 +259,7 @@ def ample_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("ample_limit")
-@pytest.mark.parametrize("wait", WAITS, ids=name_of)
-@pytest.mark.parametrize("limited", LIMITS, ids=name_of)
+@OF_ALL_KINDS
 async def test_a_limit_that_did_not_pass_does_not_in_a_later_run(
     limited: Limited, wait: Wait
 ) -> None:
@@ -302,10 +290,7 @@ async def test_so_it_is_when_the_process_dies_before_or_after_any_write(
         assert set(shop.effects) == {value}
         assert len(shop.effects) <= 1 + story.deaths
 
-    counting = DiesAt(-1)
-    await lived(counting)
-    for number in range(counting.seen):
-        await lived(DiesAt(number))
+    await every_death(lived)
 
 
 # own waits that take another time in every run

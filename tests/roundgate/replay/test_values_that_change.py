@@ -12,7 +12,7 @@ from roundgate.replay import Context, Journal, Suspended, SyncContext
 from roundgate.replay.questions import Raw
 from roundgate_testing import Gateway
 from tests.support.clocks import FixedClock
-from tests.support.lives import DiesAt, Story
+from tests.support.lives import DiesAt, Story, every_death
 from tests.support.replay import Effects, asked_of, play, play_to_the_end, value_of
 from tests.support.rounds import accept, sampled
 from tests.support.task_runs import SharedJournal
@@ -48,26 +48,18 @@ def charging_in_a_thread(charged: Effects) -> Any:
     return handler
 
 
+@pytest.mark.parametrize("task_id", ["task", None])
 @pytest.mark.parametrize("make", [charging, charging_in_a_thread])
-async def test_what_is_charged_is_the_same_in_rounds(make: Any) -> None:
-    charged = Effects()
-    played = await play_to_the_end(make(charged), client)
-    assert (played.value, charged.seen) == (15, [15])
-
-
-@pytest.mark.parametrize("make", [charging, charging_in_a_thread])
-def test_what_is_charged_is_the_same_wherever_a_process_dies(make: Any) -> None:
-    counting = DiesAt(-1)
-
+async def test_what_is_charged_is_the_same_wherever_a_process_dies(
+    make: Any, task_id: str | None
+) -> None:
     async def lived(fate: DiesAt) -> None:
         charged = Effects()
-        story = Story(make(charged), lambda request: accept(name="Ada"), fate)
+        story = Story(make(charged), lambda _: accept(name="Ada"), fate, task_id=task_id)
         assert value_of(await story.told()) == 15
         assert set(charged.seen) == {15}
 
-    asyncio.run(lived(counting))
-    for number in range(counting.seen):
-        asyncio.run(lived(DiesAt(number)))
+    await every_death(lived)
 
 
 async def test_what_a_call_knew_before_it_became_a_task_is_what_it_was() -> None:
@@ -88,17 +80,6 @@ async def test_what_a_call_knew_before_it_became_a_task_is_what_it_was() -> None
     assert value_of(await home.run(handler)) == [15, "book", "pen"]
 
 
-async def test_a_list_does_not_grow_with_each_round() -> None:
-    async def handler(ctx: Context) -> list[str]:
-        found: list[str] = (await ctx.step("cart", cart, 7))["items"]
-        found.append("pen")
-        for number in range(3):
-            await ctx.elicit(f"q{number}", "Go on?", FORM)
-        return found
-
-    assert (await play_to_the_end(handler, client)).value == ["book", "pen"]
-
-
 async def test_a_changed_answer_is_not_held_against_its_form_again() -> None:
     async def handler(ctx: Context) -> str:
         first = await ctx.elicit("first", "Who?", FORM)
@@ -111,17 +92,6 @@ async def test_a_changed_answer_is_not_held_against_its_form_again() -> None:
     played = await play_to_the_end(handler, client)
     assert played.rounds == [["first"], ["second"], ["third"]]
     assert played.value == "Ada Lovelace, Countess"
-
-
-async def test_a_value_may_be_passed_to_a_step_before_it_is_changed() -> None:
-    async def handler(ctx: Context) -> Any:
-        found = await ctx.step("cart", cart, 7)
-        price = await ctx.step("price", lambda cart: cart["total"], found)
-        found["total"] += price
-        await ctx.elicit("go", "Charge it?", FORM)
-        return found["total"]
-
-    assert (await play_to_the_end(handler, client)).value == 20
 
 
 async def test_so_it_is_with_polls_samples_roots_and_answers_as_they_came() -> None:

@@ -65,35 +65,6 @@ def a_task_factory(factory: Any) -> Iterator[None]:
 # racing
 
 
-async def test_the_first_of_several_is_the_first_in_every_run() -> None:
-    told: list[int] = []
-
-    async def handler(ctx: Context) -> Any:
-        offers = [asyncio.create_task(ctx.step(f"offer.{n}", number_of, n)) for n in range(3)]
-        done, _ = await asyncio.wait(offers, return_when=asyncio.FIRST_COMPLETED)
-        told.append(done.pop().result())
-        await asyncio.wait(offers)
-        await ctx.shed()
-        return told[-1]
-
-    await replayed(handler)
-    assert told == [2, 2, 2]
-
-
-async def test_what_is_done_as_each_completes_is_done_in_the_same_order_in_every_run() -> None:
-    async def one(ctx: Context, number: int) -> Any:
-        return await ctx.step("offer", number_of, number)
-
-    async def handler(ctx: Context) -> Any:
-        used = []
-        for offer in asyncio.as_completed([one(ctx, number) for number in range(3)]):
-            used += [await ctx.step("use", echo, await offer)]
-        await ctx.shed()
-        return used
-
-    assert await replayed(handler) == ([2, 1, 0], [2, 1, 0])
-
-
 async def test_a_branch_that_a_failed_sibling_cancels_is_cancelled_where_it_was() -> None:
     async def fails() -> None:
         await asyncio.sleep(0.05)

@@ -23,16 +23,13 @@ from tests.roundgate.replay.test_any_handler import (
     MANNERS,
     PROGRAMS,
     SEQUENCES,
-    Direct,
-    Program,
-    World,
-    perform,
-    perform_blocking,
+    Timed,
     responses_to,
 )
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, How, Plan, bury
 from tests.support.long import examples
+from tests.support.programs import Direct, Program, World, perform, perform_blocking
 from tests.support.tasks import Fast, Files, Shared, Workshop, catalog_of
 
 POINTS = st.dictionaries(st.integers(0, 30), st.sampled_from(["before", "after"]), max_size=4)
@@ -92,7 +89,7 @@ async def scenario(
 ) -> None:
     plain, clock = World(), FixedClock()
     expected = await perform(Direct(), program, plain)
-    world = World(clock)
+    world = Timed(clock)
 
     def make() -> Any:
         async def handler(ctx: Context) -> Any:
