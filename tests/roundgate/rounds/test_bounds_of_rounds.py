@@ -8,20 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.settings.process import Settings
 from roundgate_testing import Gateway
 from tests.support import rounds
 from tests.support.asgi import client, gateway
+from tests.support.replay import Name
 from tests.support.rounds import CAPABILITIES, KEYS, Conversation, accept, retry
 
 USING = Settings(state_keys=KEYS)
-
-
-class Name(BaseModel):
-    name: str
 
 
 ADA = accept(name="Ada")
@@ -226,22 +222,6 @@ async def test_an_odd_state_comes_back_or_is_explained(
             assert result["content"][0]["text"] == "the same"
         else:
             assert failure(caplog)[1] in body["content"][0]["text"]
-
-
-async def test_state_is_there_again_in_every_round() -> None:
-    @tool
-    async def counts(ctx: Context) -> list[int]:
-        """Counts its rounds."""
-        ctx.state["rounds"] = [*ctx.state.get("rounds", ()), len(ctx.state.get("rounds", ()))]
-        for name in ("who", "other"):
-            await ctx.elicit(name, "Who?", Name)
-        return ctx.state["rounds"]  # type: ignore[no-any-return]
-
-    async with client(gateway(counts, using=USING)) as mcp:
-        result = await Conversation({"who": ADA, "other": ADA}).have(
-            [mcp] * 3, *rounds.tool("counts")
-        )
-    assert result["structuredContent"] == [0, 1, 2]
 
 
 async def in_a_timeout(ctx: Context) -> Any:

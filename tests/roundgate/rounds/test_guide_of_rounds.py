@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from roundgate import config
 from roundgate.main import build_app
@@ -19,8 +20,9 @@ from tests.support.rounds import KEYS, Conversation, accept, sampled, tool
 PAGE = Path(__file__).parents[3] / "docs" / "rounds.md"
 
 
-@pytest.fixture
-async def mcp(tmp_path: Path) -> AsyncIterator[Client]:
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
+    tmp_path = tmp_path_factory.mktemp("guide")
     snippets = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     served = []
     for number, snippet in enumerate(snippets):
@@ -28,7 +30,12 @@ async def mcp(tmp_path: Path) -> AsyncIterator[Client]:
         served.append(f"{{kind: python, name: guide{number}, prefix: '', path: guide{number}.py}}")
     (tmp_path / "gateway.yaml").write_text(f"backends: [{', '.join(served)}]")
     using = Settings(state_keys=KEYS, store=f"sqlite:///{tmp_path / 'store.sqlite3'}")
-    async with client(build_app(config.load(tmp_path / "gateway.yaml"), using)) as mcp:
+    return build_app(config.load(tmp_path / "gateway.yaml"), using)
+
+
+@pytest.fixture
+async def mcp(app: FastAPI) -> AsyncIterator[Client]:
+    async with client(app) as mcp:
         yield mcp
 
 

@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from fastapi import FastAPI
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.settings.process import Settings
 from tests.support import asgi, rounds, wire
 from tests.support.asgi import NO_FALLBACK, Client, client
-from tests.support.rounds import CAPABILITIES, KEYS, REFUSAL, Conversation, accept, names_in, retry
+from tests.support.replay import Name
+from tests.support.rounds import (
+    CAPABILITIES,
+    KEYS,
+    REFUSAL,
+    Conversation,
+    accept,
+    names_in,
+    retry,
+    sampled,
+)
 
 gateway = partial(asgi.gateway, fallback=NO_FALLBACK)
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool
@@ -70,10 +76,14 @@ ADA = accept(name="Ada")
 SHARED = {"read": {"ttl_ms": 60_000, "scope": "public"}}
 
 
-@pytest.fixture
-async def mcp() -> AsyncIterator[Client]:
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
     using = Settings(state_keys=KEYS)
-    app = gateway(greet, plain, letter, diary, almanac, ledger, using=using, caching=SHARED)
+    return gateway(greet, plain, letter, diary, almanac, ledger, using=using, caching=SHARED)
+
+
+@pytest.fixture
+async def mcp(app: FastAPI) -> AsyncIterator[Client]:
     async with client(app) as made:
         yield made
 
@@ -130,19 +140,24 @@ async def test_without_a_response_to_it_the_question_is_asked_again(
 
 
 BAD: list[Any] = [None, 12345, "Ada", [], {}, {"action": "agree"}, {"action": "accept"},
-        {"action": "accept", "content": "Ada"}, {"action": "accept", "content": {"name": 5}},
-        {"action": "accept", "content": None}]  # fmt: skip
+        {"action": "accept", "content": "Ada"}, {"action": "accept", "content": ["name"]},
+        {"action": "accept", "content": None}, {"content": {"name": "Ada"}}, accept(name=None),
+        accept(), accept(name=5), sampled("a model said")]  # fmt: skip
 
 
-@ASKING
-@pytest.mark.parametrize("response", BAD, ids=repr)
+@pytest.mark.parametrize(
+    ("method", "params", "response"),
+    [(*LETTER, None), (*DIARY, accept(name=5)), *((*GREET, response) for response in BAD)],
+)
 async def test_a_response_that_does_not_fit_is_asked_for_again_saying_why(
     mcp: Client, method: str, params: dict[str, Any], response: Any
 ) -> None:
     first = await rounds.ask(mcp, method, params)
     again = await rounds.ask(mcp, method, retry(params, first, who=response))
     ((key, request),) = again["inputRequests"].items()
-    assert (key, "could not be used" in request["params"]["message"]) == ("who~2", True)
+    asked = first["inputRequests"]["who"]["params"]["message"]
+    said = f"{asked}\n\nThe last answer could not be used: "
+    assert (key, request["params"]["message"].startswith(said)) == ("who~2", True)
     body = (
         await mcp.post(
             method, retry(params, again, **{"who~2": ADA}), clientCapabilities=CAPABILITIES

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from roundgate import Context, Form, tool
 from roundgate.auth import task_owner
@@ -19,15 +18,12 @@ from roundgate.settings.process import Settings
 from tests.support.asgi import client, gateway
 from tests.support.issuer import ISSUER, bearer, gateway_for, token
 from tests.support.log_lines import LogLines, log_lines
+from tests.support.replay import Name
 from tests.support.rounds import CAPABILITIES, KEYS, accept, ask, retry
 from tests.support.sessions import calling, opened, request
 from tests.support.task_client import DECLARED, tasked
 
 SECRET = "tell-nobody-4711"
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool

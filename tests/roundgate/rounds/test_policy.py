@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import cache
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from roundgate import tool
 from roundgate.errors import ConfigError
 from roundgate.settings.process import Settings
 from tests.support import rounds
-from tests.support.asgi import Client, built, client, config_file, config_of
+from tests.support.asgi import Client, client, gateway
 from tests.support.rounds import CAPABILITIES, KEYS, Conversation, accept, retry
 from tests.support.services import Service, answer, gateway_to, service
 
@@ -38,14 +40,14 @@ async def look(path: str) -> str:
     return f"looked at {path}"
 
 
-@asynccontextmanager
-async def approving(when: str) -> AsyncIterator[Client]:
-    file = config_file(erase, look)
-    raw = file.config.model_dump(exclude_unset=True)
-    raw["backends"][0]["approve"] = when
-    app = built(config_of(raw), Settings(state_keys=KEYS))
-    async with client(app) as made:
-        yield made
+@cache
+def app_that_asks(when: str) -> FastAPI:
+    """Built once: no call leaves anything behind that another could meet."""
+    return gateway(erase, look, using=Settings(state_keys=KEYS), backend={"approve": when})
+
+
+def approving(when: str) -> AbstractAsyncContextManager[Client]:
+    return client(app_that_asks(when))
 
 
 ERASE = rounds.tool("erase", path="/home/ada/thesis.txt")
@@ -74,24 +76,6 @@ async def test_who_asks_for_approval(when: str, asking: list[str]) -> None:
             body = (await mcp.post(method, params, clientCapabilities=CAPABILITIES)).json()
             kinds[params["name"]] = body["result"]["resultType"]
     assert [name for name, kind in kinds.items() if kind == "input_required"] == asking
-
-
-async def test_the_confirmation_shows_the_tool_and_its_arguments() -> None:
-    async with approving("destructive") as mcp:
-        asked = await rounds.ask(mcp, *ERASE)
-    shown = asked["inputRequests"]["approve"]["params"]
-    assert shown["message"] == 'Run erase?\n\nIt is called with\n- path: "/home/ada/thesis.txt"'
-    assert shown["requestedSchema"]["properties"].keys() == {"approve"}
-    assert erased == []
-
-
-async def test_approval_runs_the_tool_once() -> None:
-    async with approving("destructive") as mcp:
-        result = await decided(mcp, accept(approve=True))
-    assert (result["content"][0]["text"], erased) == (
-        "erased /home/ada/thesis.txt",
-        ["/home/ada/thesis.txt"],
-    )
 
 
 @pytest.mark.parametrize(
@@ -127,13 +111,6 @@ async def test_an_approval_is_for_the_arguments_that_were_shown() -> None:
         )
         _, error = await mcp.error(method, other, clientCapabilities=CAPABILITIES)
     assert (error["code"], error["message"], erased) == (-32602, rounds.REFUSAL, [])
-
-
-async def test_a_client_that_cannot_ask_does_not_get_round_the_approval() -> None:
-    async with approving("destructive") as mcp:
-        _, error = await mcp.error(*ERASE)
-    assert (error["code"], erased) == (-32021, [])
-    assert error["data"] == {"requiredCapabilities": {"elicitation": {"form": {}}}}
 
 
 ORDER = {

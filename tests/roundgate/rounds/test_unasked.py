@@ -8,23 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.errors import ConfigError
 from roundgate.settings.process import Settings
 from tests.support import asgi, rounds
 from tests.support.asgi import NO_FALLBACK, built, client, config_of
+from tests.support.replay import Name
 from tests.support.rounds import CAPABILITIES, KEYS, accept, retry
 
 gateway = partial(asgi.gateway, fallback=NO_FALLBACK)
 
 ADA = accept(name="Ada")
 USING = Settings(state_keys=KEYS)
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool
@@ -109,8 +105,9 @@ async def test_also_there_an_answer_that_does_not_fit_is_asked_for() -> None:
         asked = await rounds.ask(
             mcp, "tools/call", params | {"inputResponses": {"who": accept(name=5)}}
         )
-    ((_, request),) = asked["inputRequests"].items()
-    assert request["method"] == "elicitation/create"
+    ((key, request),) = asked["inputRequests"].items()
+    assert (key, request["method"]) == ("who~2", "elicitation/create")
+    assert "could not be used" in request["params"]["message"]
 
 
 def test_what_must_happen_once_needs_a_question_that_was_asked(tmp_path: Path) -> None:

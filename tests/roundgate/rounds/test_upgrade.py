@@ -7,17 +7,15 @@ from contextlib import AsyncExitStack
 from itertools import chain, repeat
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, Form, tool
 from roundgate.settings.process import Settings
 from tests.support import rounds
 from tests.support.asgi import Client, client, gateway
+from tests.support.replay import Name
 from tests.support.rounds import KEYS, Conversation, accept
-
-
-class Name(BaseModel):
-    name: str
 
 
 class Size(BaseModel):
@@ -79,25 +77,19 @@ async def ordered(which: str, drawn: list[str]) -> tuple[str, list[list[str]]]:
         return result["content"][0]["text"], call.asked
 
 
-async def test_the_new_version_keeps_an_answer_asks_what_is_new_and_drops_what_is_obsolete() -> (
-    None
-):
+@pytest.mark.parametrize(
+    ("which", "text", "asked"),
+    [
+        ("ab", "Ada, blue, x", [["who", "size"], ["color"], ["last"]]),
+        ("aab", "Ada, blue, x", [["who", "size"], ["last"], ["color"], ["last~2"]]),
+        ("aba", "by A", [["who", "size"], ["color"], ["last"]]),
+        ("abab", "Ada, blue, x", [["who", "size"], ["color"], ["last"], ["last~2"]]),
+    ],
+    ids=["kept, new and obsolete", "reads differently", "rolled back", "both serve"],
+)
+async def test_what_is_still_asked_is_not_asked_again(
+    which: str, text: str, asked: list[list[str]]
+) -> None:
     drawn: list[str] = []
-    assert await ordered("ab", drawn) == ("Ada, blue, x", [["who", "size"], ["color"], ["last"]])
+    assert await ordered(which, drawn) == (text, asked)
     assert drawn == ["a"]
-
-
-async def test_a_question_that_reads_differently_is_asked_under_another_key() -> None:
-    text, asked = await ordered("aab", [])
-    assert asked == [["who", "size"], ["last"], ["color"], ["last~2"]]
-    assert text == "Ada, blue, x"
-
-
-async def test_rolling_back_keeps_answers_too() -> None:
-    assert await ordered("aba", []) == ("by A", [["who", "size"], ["color"], ["last"]])
-
-
-async def test_while_both_versions_serve_nobody_is_asked_the_same_twice() -> None:
-    text, asked = await ordered("abab", [])
-    assert asked == [["who", "size"], ["color"], ["last"], ["last~2"]]
-    assert text == "Ada, blue, x"
