@@ -13,7 +13,8 @@ from typing import Any, Self
 import httpx
 from fastapi import FastAPI
 
-from tests.support.asgi import Exchange
+from tests.support.asgi import Exchange, client
+from tests.support.wire import events
 
 BOTH = "application/json, text/event-stream"
 NEWEST = "2025-11-25"
@@ -197,3 +198,27 @@ async def _http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=30
     ) as http:
         yield http
+
+
+async def called(
+    app: FastAPI, version: str, name: str, /, *, can: Any = None, **arguments: Any
+) -> dict[str, Any]:
+    """The result of a call by a client of any revision, which can do nothing unless it is told."""
+    if version == "2026-07-28":
+        async with client(app) as mcp:
+            return await mcp.call(name, arguments, clientCapabilities=can or {})
+    session = await opened(app, version, can or {})
+    response = await session.send(app, calling(name, **arguments))
+    is_stream = response.headers["content-type"].startswith("text/event-stream")
+    result: dict[str, Any] = (events(response.text)[-1] if is_stream else response.json())["result"]
+    return result
+
+
+async def tools_of(app: FastAPI, version: str) -> dict[str, Any]:
+    """The tools that a client of any revision sees that can do nothing, by name."""
+    if version == "2026-07-28":
+        async with client(app) as mcp:
+            result = await mcp.result("tools/list")
+    else:
+        result = await (await opened(app, version, {})).result(app, "tools/list")
+    return {one["name"]: one for one in result["tools"]}

@@ -23,8 +23,10 @@ from roundgate.main import build_app
 from roundgate.runtime.startup import Stores
 from roundgate.settings.process import Settings
 from tests.support import wire
-from tests.support.asgi import STATE_KEY, Client, client, config_file, stoppable
+from tests.support.asgi import STATE_KEY, Client, Exchange, client, config_file, stoppable
+from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, jwks, token
 from tests.support.rounds import CAPABILITIES
+from tests.support.services import answer, service
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 DECLARED: dict[str, Any] = {**CAPABILITIES, "extensions": {EXTENSION: {}}}
@@ -211,3 +213,34 @@ async def tasked(
     """A client of such a gateway."""
     async with serving(directory, *functions, **options) as app, client(app) as mcp:
         yield TaskClient(mcp)
+
+
+@dataclass
+class Callers:
+    """The callers of a gateway with tokens of an issuer."""
+
+    app: FastAPI
+    mcp: Client
+
+    def of(self, **claims: Any) -> TaskClient:
+        """A client whose token has these claims."""
+        return TaskClient(self.mcp, DECLARED, bearer(token(**claims)))
+
+    def listening(self, *task_ids: str, **claims: Any) -> Exchange:
+        """A stream of the states of tasks, for a token with these claims."""
+        wanted = {"notifications": {"taskIds": list(task_ids)}}
+        asked = wire.message("subscriptions/listen", wanted, clientCapabilities=DECLARED)
+        headers = {"authorization": f"Bearer {token(**claims)}"}
+        return Exchange(self.app, asked, wire.headers(asked) | headers)
+
+
+@asynccontextmanager
+async def callers(
+    directory: Path, *functions: Callable[..., Any], issuer: str = ISSUER, **options: Any
+) -> AsyncIterator[Callers]:
+    """A gateway with tasks (`serving`) that asks for tokens of an issuer."""
+    async with service(answer(jwks("ec"))) as keys:
+        auth = {"issuer": issuer, "scopes": [], "jwks_url": f"{keys.url}/jwks"}
+        options = {"auth": auth, "public_url": PUBLIC_URL, **options}
+        async with serving(directory, *functions, **options) as app, client(app) as mcp:
+            yield Callers(app, mcp)

@@ -94,7 +94,10 @@ class Replica:
         return stream
 
 
-@pytest.fixture(params=["sqlite", "dynamodb", "postgres"])
+ON_ANOTHER_STORE = [pytest.param(name, marks=pytest.mark.long) for name in ("dynamodb", "postgres")]
+
+
+@pytest.fixture(params=["sqlite", *ON_ANOTHER_STORE])
 async def replica(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[Callable[..., Replica]]:

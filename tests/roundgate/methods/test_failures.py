@@ -244,15 +244,27 @@ async def raises_what_has_no_text() -> str:
     raise WithoutText
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        *(leaves_async, leaves_in_a_thread),
-        *(waits_for_something_cancelled, says_that_it_was_cancelled),
-        *(panics_async, panics_in_a_thread, panics_in_a_branch, raises_what_has_no_text),
-    ],
-    ids=lambda function: function.__name__,
-)
+async def fails_in_a_group() -> str:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(0))
+        raise ValueError("one of them")
+
+
+ENDS: dict[Any, str] = {
+    leaves_async: "RuntimeError: the handler called sys.exit(3)",
+    leaves_in_a_thread: "",
+    waits_for_something_cancelled: "the awaited task or future was cancelled",
+    says_that_it_was_cancelled: "",
+    panics_async: "",
+    panics_in_a_thread: "",
+    panics_in_a_branch: "",
+    raises_what_has_no_text: "",
+    fails_in_a_group: "one of them",
+}
+"""Functions, and the cause that the log names beside each."""
+
+
+@pytest.mark.parametrize("function", ENDS, ids=lambda function: function.__name__)
 async def test_a_handler_can_neither_end_the_server_nor_pass_for_cancelled(
     function: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,7 +272,11 @@ async def test_a_handler_can_neither_end_the_server_nor_pass_for_cancelled(
         result = await mcp.call(function.__name__)
         assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
     assert result["isError"]
-    assert function.__name__ in only_reference(result["content"][0]["text"], caplog)
+    text = result["content"][0]["text"]
+    traceback = only_reference(text, caplog)
+    assert function.__name__ in traceback
+    assert ENDS[function] in traceback
+    assert not ENDS[function] or ENDS[function] not in text
 
 
 class Opaque:

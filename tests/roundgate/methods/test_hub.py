@@ -70,39 +70,6 @@ async def test_a_change_between_two_reads_is_not_lost() -> None:
     await stream.aclose()
 
 
-async def test_nothing_happening_is_told_as_none() -> None:
-    stream = Hub(1, 1).subscribe(1, LOCAL, ALL, EVERYTHING).messages(0.01)
-    await anext(stream)
-    assert [await anext(stream), await anext(stream)] == [None, None]
-    await stream.aclose()
-
-
-async def test_closing_ends_a_stream_that_waits() -> None:
-    hub = Hub(1, 1)
-    reader = asyncio.create_task(told(hub.subscribe(1, LOCAL, ALL, EVERYTHING)))
-    await asyncio.sleep(0)
-    hub.close()
-    assert await asyncio.wait_for(reader, 60) == []
-
-
-async def test_a_closed_hub_opens_no_more_streams() -> None:
-    hub = Hub(10, 10)
-    hub.close()
-    with pytest.raises(Unavailable, match="shutting down"):
-        hub.subscribe(1, LOCAL, ALL, EVERYTHING)
-
-
-async def test_a_full_hub_opens_no_more_streams_until_one_ends() -> None:
-    hub = Hub(1, 1)
-    first = hub.subscribe(1, LOCAL, ALL, EVERYTHING)
-    with pytest.raises(Unavailable, match=r"http\.max_streams"):
-        hub.subscribe(2, LOCAL, ALL, EVERYTHING)
-    hub.unsubscribe(first)
-    hub.unsubscribe(first)
-    hub.subscribe(2, LOCAL, ALL, EVERYTHING)
-    assert hub.streams == 1
-
-
 async def test_one_caller_cannot_have_all_streams() -> None:
     hub, ann, bob = Hub(10, 2), Principal("i", "ann"), Principal("i", "bob")
     first, _ = (hub.subscribe(n, ann, ALL, EVERYTHING) for n in range(2))
@@ -114,14 +81,3 @@ async def test_one_caller_cannot_have_all_streams() -> None:
     hub.subscribe(4, ann, ALL, EVERYTHING)
     with pytest.raises(Unavailable, match=r"http\.max_streams_per_caller"):
         hub.subscribe(5, ann, ALL, EVERYTHING)
-
-
-@pytest.mark.parametrize("missing", sorted(EVERYTHING))
-async def test_what_is_not_served_is_neither_acknowledged_nor_told(missing: str) -> None:
-    hub = Hub(1, 1)
-    subscription = hub.subscribe(1, LOCAL, ALL, EVERYTHING - {missing})
-    for method, uri in TOPICS + URIS:
-        hub.publish(method, uri)
-    hub.close()
-    assert not [method for method, _ in await told(subscription) if f"/{missing}/" in method]
-    assert not [name for name in subscription.acknowledged if name.startswith(missing[:-1])]

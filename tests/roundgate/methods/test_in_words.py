@@ -5,25 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 from roundgate import Context, Form, Roots, Sample, tool
 from roundgate.errors import ConfigError
 from roundgate.settings.process import Settings
 from tests.support.asgi import client, gateway
+from tests.support.replay import Name
 from tests.support.rounds import KEYS, accept, retry, sampled
-from tests.support.sessions import calling, opened
+from tests.support.sessions import called, tools_of
 
 steps: list[str] = []
-
-
-class Name(BaseModel):
-    name: str
 
 
 def noted(what: str) -> str:
@@ -107,43 +103,20 @@ OFF = {"ask_in_words": False}
 IN_WORDS = {"ask_in_words": True}
 
 
-@pytest.fixture
-def using(tmp_path: Path) -> Settings:
+@pytest.fixture(autouse=True)
+def nothing_ran() -> None:
     steps.clear()
-    return Settings(store=f"sqlite:///{tmp_path}/shared.sqlite3", state_keys=KEYS)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def using(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    folder = tmp_path_factory.mktemp("store")
+    return Settings(store=f"sqlite:///{folder}/shared.sqlite3", state_keys=KEYS)
+
+
+@pytest.fixture(scope="module")
 def app(using: Settings) -> FastAPI:
     return gateway(*TOOLS, using=using, fallback=IN_WORDS)
-
-
-class Model:
-    """A model behind a client that cannot be asked, whichever revision that speaks."""
-
-    def __init__(self, app: FastAPI, version: str) -> None:
-        self._app = app
-        self._version = version
-
-    async def call(self, name: str, /, **arguments: Any) -> dict[str, Any]:
-        """What it reads of a call."""
-        if self._version == "2026-07-28":
-            async with client(self._app) as mcp:
-                return await mcp.call(name, arguments)
-        session = await opened(self._app, self._version, {})
-        response = await session.send(self._app, calling(name, **arguments))
-        result: dict[str, Any] = response.json()["result"]
-        return result
-
-    async def listed(self) -> dict[str, Any]:
-        """The tools that it sees, by name."""
-        if self._version == "2026-07-28":
-            async with client(self._app) as mcp:
-                result = await mcp.result("tools/list")
-        else:
-            session = await opened(self._app, self._version, {})
-            result = await session.result(self._app, "tools/list")
-        return {one["name"]: one for one in result["tools"]}
 
 
 def told(result: dict[str, Any]) -> str:
@@ -169,20 +142,22 @@ def state_in(result: dict[str, Any]) -> str:
 
 
 EVERY = pytest.mark.parametrize("version", ["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"])
+EITHER = pytest.mark.parametrize("version", ["2026-07-28", "2025-03-26"])
+"""With and without a session."""
 
 
-@EVERY
+@EITHER
 async def test_a_call_goes_on_with_answers_in_words_at_any_gateway(
     app: FastAPI, using: Settings, version: str
 ) -> None:
-    other = Model(gateway(*TOOLS, using=using, fallback=IN_WORDS), version)
-    asked = await Model(app, version).call("greet", greeting="Hello")
+    other = partial(called, gateway(*TOOLS, using=using, fallback=IN_WORDS), version)
+    asked = await called(app, version, "greet", greeting="Hello")
     assert "Who are you?" in told(asked)
     assert "do not make" in told(asked)
-    again = await other.call("answer", state=state_in(asked), answers={"who": accept(name="Ann")})
+    again = await other("answer", state=state_in(asked), answers={"who": accept(name="Ann")})
     assert "Where is Ann?" in told(again)
     where = {"where": accept(name="Rome")}
-    result = await Model(app, version).call("answer", state=state_in(again), answers=where)
+    result = await called(app, version, "answer", state=state_in(again), answers=where)
     assert told(result) == "Hello Ann in Rome"
     assert steps == ["before", "after Ann"]
 
@@ -191,21 +166,22 @@ async def test_a_call_goes_on_with_answers_in_words_at_any_gateway(
 async def test_the_tool_for_answers_is_listed_for_who_needs_it(
     app: FastAPI, using: Settings, version: str
 ) -> None:
-    listed = await Model(app, version).listed()
+    listed = await tools_of(app, version)
     assert listed["answer"]["inputSchema"]["required"] == ["state", "answers"]
     assert "outputSchema" not in listed["count"]
     off = gateway(*TOOLS, using=using, fallback=OFF)
-    assert "answer" not in await Model(off, version).listed()
+    assert "answer" not in await tools_of(off, version)
 
 
-@EVERY
+@EITHER
 async def test_a_tool_that_is_known_to_ask_asks_in_words_without_a_setting(
     using: Settings, version: str
 ) -> None:
-    model = Model(gateway(*TOOLS, using=using), version)
-    assert "Question" in told(await model.call("greet", greeting="Hi"))
-    assert "answer" in await model.listed()
-    assert "Question" not in told(await model.call("count")), "it asks nothing"
+    app = gateway(*TOOLS, using=using)
+    model = partial(called, app, version)
+    assert "Question" in told(await model("greet", greeting="Hi"))
+    assert "answer" in await tools_of(app, version)
+    assert "Question" not in told(await model("count")), "it asks nothing"
 
 
 async def test_a_client_that_can_be_asked_sees_and_gets_what_it_always_did(
@@ -260,38 +236,38 @@ async def test_an_answer_in_words_may_take_several_rounds(app: FastAPI) -> None:
 
 
 async def test_questions_of_every_kind_are_asked_in_words(app: FastAPI) -> None:
-    model = Model(app, "2025-06-18")
-    asked = await model.call("three")
+    model = partial(called, app, "2025-06-18")
+    asked = await model("three")
     answers = {
         "name": accept(name="Bob"),
         "poem": sampled("a poem"),
         "roots": {"roots": [{"uri": "file:///a"}]},
     }
-    result = await model.call("answer", state=state_in(asked), answers=answers)
+    result = await model("answer", state=state_in(asked), answers=answers)
     assert told(result) == "Bob, a poem, file:///a"
-    asked = await model.call("page")
+    asked = await model("page")
     assert "https://example.com/login" in told(asked)
     went = {"login": {"action": "accept"}}
-    assert told(await model.call("answer", state=state_in(asked), answers=went)) == "gone there"
+    assert told(await model("answer", state=state_in(asked), answers=went)) == "gone there"
 
 
 async def test_an_answer_that_does_not_fit_or_is_missing_is_asked_for_again(app: FastAPI) -> None:
-    model = Model(app, "2025-06-18")
-    asked = await model.call("greet", greeting="Hello")
-    again = await model.call("answer", state=state_in(asked), answers={"who": accept(name=7)})
+    model = partial(called, app, "2025-06-18")
+    asked = await model("greet", greeting="Hello")
+    again = await model("answer", state=state_in(asked), answers={"who": accept(name=7)})
     assert "could not be used" in told(again)
-    still = await model.call("answer", state=state_in(again), answers={"nobody": {}})
+    still = await model("answer", state=state_in(again), answers={"nobody": {}})
     assert "Who are you?" in told(still)
     answers = {"who": {"action": "decline"}, "who~2": {"action": "decline"}}
-    assert "declined" in refused(await model.call("answer", state=state_in(still), answers=answers))
+    assert "declined" in refused(await model("answer", state=state_in(still), answers=answers))
     assert steps == ["before"]
 
 
 async def test_a_state_that_is_too_long_to_copy_is_kept(app: FastAPI) -> None:
-    model = Model(app, "2025-06-18")
-    state = state_in(await model.call("long", size=20_000))
+    model = partial(called, app, "2025-06-18")
+    state = state_in(await model("long", size=20_000))
     assert len(state) < 1_000
-    result = await model.call("answer", state=state, answers={"who": accept(name="Bob")})
+    result = await model("answer", state=state, answers={"who": accept(name="Bob")})
     assert told(result) == "Bob 20000"
 
 
@@ -308,7 +284,7 @@ async def test_a_state_that_is_too_long_to_copy_is_kept(app: FastAPI) -> None:
 async def test_a_state_that_nobody_was_given_is_an_error_that_the_model_reads(
     app: FastAPI, arguments: dict[str, Any]
 ) -> None:
-    assert refused(await Model(app, "2025-06-18").call("answer", **arguments))
+    assert refused(await called(app, "2025-06-18", "answer", **arguments))
 
 
 async def test_a_request_state_is_no_state_in_words(app: FastAPI) -> None:
@@ -321,17 +297,17 @@ async def test_a_request_state_is_no_state_in_words(app: FastAPI) -> None:
 
 
 async def test_what_must_happen_once_happens_once(app: FastAPI) -> None:
-    model = Model(app, "2025-06-18")
-    state = state_in(await model.call("pay", amount=5))
+    model = partial(called, app, "2025-06-18")
+    state = state_in(await model("pay", amount=5))
     for _ in range(2):
-        result = await model.call("answer", state=state, answers={"who": accept(name="Ann")})
+        result = await model("answer", state=state, answers={"who": accept(name="Ann")})
         assert told(result) == "5 for Ann"
-    other = await model.call("answer", state=state, answers={"who": accept(name="Eve")})
+    other = await model("answer", state=state, answers={"who": accept(name="Eve")})
     assert "not valid" in refused(other)
     assert steps == ["paid Ann"]
 
 
-@EVERY
+@EITHER
 async def test_an_approval_is_never_asked_in_words(using: Settings, version: str) -> None:
     app = gateway(*TOOLS, using=using, fallback=IN_WORDS, backend={"approve": "destructive"})
     if version == "2026-07-28":
@@ -340,7 +316,7 @@ async def test_an_approval_is_never_asked_in_words(using: Settings, version: str
         assert error["code"] == -32021
         text = error["message"]
     else:
-        text = refused(await Model(app, version).call("destroy"))
+        text = refused(await called(app, version, "destroy"))
     assert "a person" in text
     assert "elicitation.form" in text
     assert steps == []
@@ -380,8 +356,8 @@ async def test_one_tool_may_be_asked_in_words_and_another_not(
     app = gateway(
         *TOOLS, using=using, fallback={"ask_in_words": for_all}, backend={"override": override}
     )
-    model = Model(app, "2025-06-18")
-    greeted, gone = await model.call("greet", greeting="Hello"), await model.call("page")
+    model = partial(called, app, "2025-06-18")
+    greeted, gone = await model("greet", greeting="Hello"), await model("page")
     words, none = (gone, greeted) if for_all else (greeted, gone)
     assert "not finished" in told(words)
     assert "elicitation" in refused(none)
@@ -401,22 +377,22 @@ async def test_a_name_that_another_tool_has_is_an_error_at_the_start(using: Sett
     app = gateway(
         greet, answer, using=using, fallback={**IN_WORDS, "answer_tool": "reply_to_question"}
     )
-    model = Model(app, "2025-06-18")
-    asked = await model.call("greet", greeting="Hello")
+    model = partial(called, app, "2025-06-18")
+    asked = await model("greet", greeting="Hello")
     assert "call the tool reply_to_question" in told(asked)
     answers = {"who": accept(name="Ann")}
-    again = await model.call("reply_to_question", state=state_in(asked), answers=answers)
+    again = await model("reply_to_question", state=state_in(asked), answers=answers)
     assert "Where is Ann?" in told(again)
-    assert told(await model.call("answer")) == "mine"
+    assert told(await model("answer")) == "mine"
 
 
 async def test_many_questions_in_words_at_once_do_not_meet(app: FastAPI) -> None:
-    model = Model(app, "2025-06-18")
+    model = partial(called, app, "2025-06-18")
 
     async def whole(name: str) -> str:
-        asked = await model.call("long", size=len(name))
+        asked = await model("long", size=len(name))
         answers = {"who": accept(name=name)}
-        return told(await model.call("answer", state=state_in(asked), answers=answers))
+        return told(await model("answer", state=state_in(asked), answers=answers))
 
     names = [f"{'n' * n}" for n in range(1, 9)]
     assert await asyncio.gather(*map(whole, names)) == [f"{n} {len(n)}" for n in names]

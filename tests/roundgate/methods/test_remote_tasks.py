@@ -267,11 +267,11 @@ def forged() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("kind", forged())
-async def test_a_forged_id_is_the_same_not_found(ann: TaskClient, jobs: Service, kind: str) -> None:
+async def test_a_forged_id_is_the_same_not_found(ann: TaskClient, jobs: Service) -> None:
     await ann.begin("dispatch")
-    refused, unknown = await refusals(ann, forged()[kind]), await refusals(ann, NOT_FOUND)
-    assert refused == unknown
+    unknown = await refusals(ann, NOT_FOUND)
+    for kind, task_id in forged().items():
+        assert await refusals(ann, task_id) == unknown, kind
     assert jobs.asked == {}
 
 
@@ -320,35 +320,36 @@ async def test_a_source_that_is_not_served_any_more_is_to_be_asked_again_later(
     assert (await ann.get(task_id))["status"] == "working"
 
 
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"status": "done"},
-        {"status": None},
-        {"createdAt": "yesterday"},
-        {"createdAt": "2026-01-01T00:00:00"},
-        {"lastUpdatedAt": 5},
-        {"ttlMs": "for ever"},
-        {"ttlMs": float("inf")},
-        {"taskId": 7},
-        {"taskId": "x" * 600},
-        {"status": "input_required", "inputRequests": {"who": {"method": "shell/run"}}},
-        {"status": "input_required", "inputRequests": ["who"]},
-        {"status": "input_required", "inputRequests": {str(n): QUESTION for n in range(101)}},
-        {"status": "completed", "result": {"content": "dug"}},
-        {"status": "completed", "result": ["dug"]},
-        {"status": "failed", "error": "no"},
-    ],
-    ids=lambda members: ", ".join(f"{name} {value!r}"[:40] for name, value in members.items()),
-)
+MALFORMED: list[dict[str, Any]] = [
+    {"status": "done"},
+    {"status": None},
+    {"createdAt": "yesterday"},
+    {"createdAt": "2026-01-01T00:00:00"},
+    {"lastUpdatedAt": 5},
+    {"ttlMs": "for ever"},
+    {"ttlMs": float("inf")},
+    {"taskId": 7},
+    {"taskId": "x" * 600},
+    {"status": "input_required", "inputRequests": {"who": {"method": "shell/run"}}},
+    {"status": "input_required", "inputRequests": ["who"]},
+    {"status": "input_required", "inputRequests": {str(n): QUESTION for n in range(101)}},
+    {"status": "completed", "result": {"content": "dug"}},
+    {"status": "completed", "result": ["dug"]},
+    {"status": "failed", "error": "no"},
+]
+
+
 async def test_what_is_not_of_the_protocol_s_shape_is_not_passed_on(
-    ann: TaskClient, jobs: Service, members: dict[str, Any], caplog: pytest.LogCaptureFixture
+    ann: TaskClient, jobs: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task_id = await ann.begin("dispatch")
-    jobs.change(**members)
-    status, error = await ann.error("tasks/get", {"taskId": task_id})
-    assert (status, error["code"]) == (200, -32603)
-    assert "does not know" in caplog.text
+    for members in MALFORMED:
+        jobs.tasks.clear()
+        caplog.clear()
+        task_id = await ann.begin("dispatch")
+        jobs.change(**members)
+        status, error = await ann.error("tasks/get", {"taskId": task_id})
+        assert (status, error["code"]) == (200, -32603), members
+        assert "does not know" in caplog.text
 
 
 async def test_a_result_that_is_too_large_is_an_error_of_the_tool(

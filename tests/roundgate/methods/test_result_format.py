@@ -13,16 +13,13 @@ from roundgate import settings
 from roundgate.clock import Clock
 from roundgate.errors import InternalError
 from roundgate.json import encode
-from roundgate.methods.parts import Listing, Replies
+from roundgate.methods.parts import Replies
 from roundgate.methods.rounds import InputRequired
 from roundgate.protocol import revision, v2026_07_28
-from roundgate.protocol.content import ToolResult
-from roundgate.protocol.params import Pages
 
 INFO = {"name": "roundgate", "version": "1"}
 META = {"io.modelcontextprotocol/serverInfo": INFO}
 HINT = settings.CacheSection(ttl_ms=5, scope="private")
-PAGES = Pages([("a", b'{"name":"a"}'), ("b", b'{"name":"b"}')], 1)
 
 
 class Plain:
@@ -59,42 +56,6 @@ def test_a_result_has_what_its_revision_adds(plain: Replies, current: Replies) -
 
 def test_members_of_meta_that_a_handler_gives_stay(current: Replies) -> None:
     assert json.loads(current.reply({"_meta": {"x": 1}}).result)["_meta"] == {"x": 1, **META}
-
-
-def test_a_result_without_a_hint_has_none(current: Replies) -> None:
-    assert json.loads(current.reply({}).result) == {"resultType": "complete", "_meta": META}
-
-
-def test_a_page_is_an_object_in_either(plain: Replies, current: Replies) -> None:
-    first, last = (
-        json.loads(Listing("tools", HINT, plain).reply(PAGES, cursor).result)
-        for cursor in (None, "YQ")
-    )
-    assert first == {"tools": [{"name": "a"}], "nextCursor": "YQ"}
-    assert last == {"tools": [{"name": "b"}]}
-    assert json.loads(Listing("tools", HINT, current).reply(PAGES, None).result) == {
-        **first,
-        "resultType": "complete",
-        "ttlMs": 5,
-        "cacheScope": "private",
-        "_meta": META,
-    }
-
-
-def test_what_a_tool_returned_is_told_apart_in_the_log(plain: Replies) -> None:
-    assert [plain.tool(result).label for result in (ToolResult(()), ToolResult.error("no"))] == [
-        "ok",
-        "tool_error",
-    ]
-
-
-def test_a_round_that_asks_has_questions_only_if_there_are_any(current: Replies) -> None:
-    asked = current.input_required(InputRequired({"a": {"method": "roots/list"}}, "state"))
-    only_state = current.input_required(InputRequired({}, "state"))
-    state = {"resultType": "input_required", "requestState": "state", "_meta": META}
-    assert asked.label == "input_required"
-    assert json.loads(asked.result) == {"inputRequests": {"a": {"method": "roots/list"}}, **state}
-    assert json.loads(only_state.result) == state
 
 
 def test_what_cannot_be_written_is_an_internal_error(plain: Replies, current: Replies) -> None:

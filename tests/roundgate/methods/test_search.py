@@ -72,7 +72,7 @@ def through(name: str, **arguments: Any) -> dict[str, Any]:
     return {"name": "call_tool", "arguments": {"name": name, "arguments": arguments}}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def app() -> FastAPI:
     return gateway(*ALL, search={"pinned": ["list_*"]}, backend={"approve": "destructive"})
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roundgate import Context, tool
-from roundgate.main import build_app
 from tests.support import wire
-from tests.support.asgi import client, stoppable
-from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, guarded, jwks, token
-from tests.support.services import answer, service
-from tests.support.task_client import DECLARED, TaskClient, task_settings, tasked, valid_created
+from tests.support.task_client import TaskClient, callers, tasked, valid_created
 
 KEY = "roundgate/idempotencyKey"
 ran: list[str] = []
@@ -105,23 +99,11 @@ async def test_fifty_calls_at_once_do_not_get_far_past_the_bound(tmp_path: Path)
     assert 5 <= count <= 15  # who counts at the same moment may find the same room
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[Any]:
-    """A gateway of callers with tokens, each of whom may have one task."""
-    async with AsyncExitStack() as stack:
-        keys = await stack.enter_async_context(service(answer(jwks("ec"))))
-        auth, bound = {"issuer": ISSUER, "scopes": []}, {"max_open_per_owner": 1}
-        file = guarded(f"{keys.url}/jwks", *TOOLS, auth=auth, tasks=bound)
-        using = task_settings(tmp_path, public_url=PUBLIC_URL, worker="off")
-        app = await stack.enter_async_context(stoppable(build_app(file, using)))
-        mcp = await stack.enter_async_context(client(app))
-        yield lambda subject: TaskClient(mcp, DECLARED, bearer(token(sub=subject)))
-
-
-async def test_the_tasks_of_one_caller_take_no_room_from_another(house: Any) -> None:
-    await house("ann").begin("wait")
-    await error_of(house("ann"), "wait", {})
-    await house("bob").begin("wait")
+async def test_the_tasks_of_one_caller_take_no_room_from_another(tmp_path: Path) -> None:
+    async with callers(tmp_path, *TOOLS, works=False, tasks={"max_open_per_owner": 1}) as house:
+        await house.of(sub="ann").begin("wait")
+        await error_of(house.of(sub="ann"), "wait", {})
+        await house.of(sub="bob").begin("wait")
 
 
 @pytest.mark.parametrize("name", ["wait", "maybe"])

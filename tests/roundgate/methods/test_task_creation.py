@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from roundgate import Context, InvalidParams, SyncContext, ToolError, tool
 from roundgate.clock import Clock
@@ -24,6 +23,7 @@ from roundgate.tasks.stored import StoredTasks
 from tests.support import task_client, wire
 from tests.support.asgi import NO_FALLBACK
 from tests.support.clocks import SkippingClock
+from tests.support.replay import Name
 from tests.support.rounds import CAPABILITIES, accept, retry, valid_input_required
 from tests.support.task_client import (
     DECLARED,
@@ -34,10 +34,6 @@ from tests.support.task_client import (
 )
 
 tasked = partial(task_client.tasked, fallback=NO_FALLBACK)
-
-
-class Name(BaseModel):
-    name: str
 
 
 def behaviours(mode: Any, ran: list[str]) -> dict[str, Callable[..., Any]]:
@@ -87,10 +83,9 @@ BECOME_TASKS = {"goes_on", "asks_first", "no_context", "in_a_thread", "in_a_thre
 
 
 @pytest.mark.parametrize("declares", [True, False], ids=["declared", "undeclared"])
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", ["forbidden", "optional", "required"])
 async def test_tool_client_and_handler_decide_together(
-    mode: str, name: str, declares: bool, tmp_path: Path
+    mode: str, declares: bool, tmp_path: Path
 ) -> None:
     ran: list[str] = []
 
@@ -100,25 +95,25 @@ async def test_tool_client_and_handler_decide_together(
 
     async with tasked(tmp_path, *behaviours(mode, ran).values(), other) as ann:
         ann.capabilities = DECLARED if declares else CAPABILITIES
-        if mode == "required" and not declares:
-            status, error = await ann.error("tools/call", {"name": name})
-            assert (status, error["code"], error["data"], ran) == (400, -32021, MISSING, [])
-            return
-        params: dict[str, Any] = {"name": name, "arguments": {}}
-        body = (await ann.send("tools/call", params)).json()
-        if name == "asks_first":
-            asked = valid_input_required(body)
-            assert "taskId" not in asked
-            body = (
-                await ann.send("tools/call", retry(params, asked, who=accept(name="Ann")))
-            ).json()
-        if mode == "required" or (mode == "optional" and declares and name in BECOME_TASKS):
-            created = valid_created(body)
-            assert created["status"] == ("completed" if name == "at_once" else "working")
-            assert await ann.text(created["taskId"]) == "Hello, Ann!"
-        else:
-            result = wire.valid_result("tools/call", body)
-            assert result["content"][0]["text"] == "Hello, Ann!"
+        for name in NAMES:
+            if mode == "required" and not declares:
+                status, error = await ann.error("tools/call", {"name": name})
+                assert (status, error["code"], error["data"], ran) == (400, -32021, MISSING, [])
+                continue
+            params: dict[str, Any] = {"name": name, "arguments": {}}
+            body = (await ann.send("tools/call", params)).json()
+            if name == "asks_first":
+                asked = valid_input_required(body)
+                assert "taskId" not in asked
+                again = retry(params, asked, who=accept(name="Ann"))
+                body = (await ann.send("tools/call", again)).json()
+            if mode == "required" or (mode == "optional" and declares and name in BECOME_TASKS):
+                created = valid_created(body)
+                assert created["status"] == ("completed" if name == "at_once" else "working")
+                assert await ann.text(created["taskId"]) == "Hello, Ann!"
+            else:
+                result = wire.valid_result("tools/call", body)
+                assert result["content"][0]["text"] == "Hello, Ann!"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 from roundgate import Context, ToolError, tool
 from roundgate.auth import Principal
@@ -18,17 +17,13 @@ from roundgate.errors import ConfigError, InvalidParams, Unavailable
 from roundgate.tasks import Tasks
 from tests.support.asgi import client, gateway
 from tests.support.clocks import pass_time
+from tests.support.replay import Name
 from tests.support.rounds import accept
-from tests.support.sessions import Event, calling, opened, request
+from tests.support.sessions import Event, called, calling, opened, request, tools_of
 from tests.support.task_client import TaskClient, serving, valid_created
-from tests.support.wire import events
 
 gates: dict[str, asyncio.Event] = {}
 began: list[str] = []
-
-
-class Name(BaseModel):
-    name: str
 
 
 @tool(task="required")
@@ -89,27 +84,14 @@ WAITS = {"without_tasks": "wait"}
 FOUR = {"task_status", "task_result", "task_answer", "task_cancel"}
 FORMS: dict[str, Any] = {"elicitation": {"form": {}}}
 EVERY = pytest.mark.parametrize("version", ["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26"])
+EITHER = pytest.mark.parametrize("version", ["2026-07-28", "2025-03-26"])
+"""With and without a session."""
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     gates.clear()
     began.clear()
-
-
-async def call(
-    app: FastAPI, version: str, name: str, /, *, can: Any = None, **arguments: Any
-) -> dict[str, Any]:
-    """The result of a call by a client without tasks."""
-    if version == "2026-07-28":
-        async with client(app) as mcp:
-            return await mcp.call(name, arguments, clientCapabilities=can or {})
-    session = await opened(app, version, can or {})
-    response = await session.send(app, calling(name, **arguments))
-    is_stream = response.headers["content-type"].startswith("text/event-stream")
-    answer = events(response.text)[-1] if is_stream else response.json()
-    result: dict[str, Any] = answer["result"]
-    return result
 
 
 def text(result: dict[str, Any]) -> str:
@@ -137,7 +119,7 @@ async def until_asked(app: FastAPI, task_id: str) -> None:
     """Return when a task waits for answers."""
     async with asyncio.timeout(60):
         while True:
-            status = await call(app, "2025-06-18", "task_status", taskId=task_id)
+            status = await called(app, "2025-06-18", "task_status", taskId=task_id)
             if "input required" in text(status):
                 return
             await asyncio.sleep(0.02)
@@ -148,10 +130,10 @@ async def test_a_client_without_tasks_gets_a_handle_and_its_result_with_a_tool(
     tmp_path: Path, version: str
 ) -> None:
     async with serving(tmp_path, *TOOLS, fallback=HANDLES) as app:
-        task_id = handle(await call(app, version, "report", topic="tea"))
-        result = await call(app, version, "task_result", taskId=task_id)
+        task_id = handle(await called(app, version, "report", topic="tea"))
+        result = await called(app, version, "task_result", taskId=task_id)
         assert json.loads(text(result)) == {"about": "tea"}
-        status = await call(app, version, "task_status", taskId=task_id)
+        status = await called(app, version, "task_status", taskId=task_id)
         assert "completed" in text(status)
     assert began == ["tea"]
 
@@ -170,12 +152,7 @@ async def test_a_client_with_tasks_gets_what_it_always_did(tmp_path: Path) -> No
 @EVERY
 async def test_the_tools_are_listed_for_who_needs_them(tmp_path: Path, version: str) -> None:
     async with serving(tmp_path, *TOOLS, fallback=HANDLES, works=False) as app:
-        if version == "2026-07-28":
-            async with client(app) as mcp:
-                result = await mcp.result("tools/list")
-        else:
-            result = await (await opened(app, version)).result(app, "tools/list")
-    listed = {one["name"]: one for one in result["tools"]}
+        listed = await tools_of(app, version)
     assert listed.keys() >= FOUR
     assert "outputSchema" not in listed["report"]
 
@@ -194,30 +171,30 @@ async def test_the_tools_are_not_listed_where_no_tool_has_tasks(tmp_path: Path) 
 
 async def test_a_tool_that_may_be_a_task_is_a_call_until_it_goes_on_as_one(tmp_path: Path) -> None:
     async with serving(tmp_path, *TOOLS, fallback=HANDLES) as app:
-        assert text(await call(app, "2025-06-18", "maybe", goes_on=False)) == "done, False"
-        task_id = handle(await call(app, "2025-06-18", "maybe", goes_on=True))
-        result = await call(app, "2025-06-18", "task_result", taskId=task_id)
+        assert text(await called(app, "2025-06-18", "maybe", goes_on=False)) == "done, False"
+        task_id = handle(await called(app, "2025-06-18", "maybe", goes_on=True))
+        result = await called(app, "2025-06-18", "task_result", taskId=task_id)
     assert text(result) == "done, True"
 
 
 async def test_who_asks_for_a_result_too_early_is_told_to_ask_again(tmp_path: Path) -> None:
     async with serving(tmp_path, *TOOLS, fallback=HANDLES) as app:
-        task_id = handle(await call(app, "2025-06-18", "slow", gate="a"))
-        early = asyncio.create_task(call(app, "2025-06-18", "task_result", taskId=task_id))
+        task_id = handle(await called(app, "2025-06-18", "slow", gate="a"))
+        early = asyncio.create_task(called(app, "2025-06-18", "task_result", taskId=task_id))
         while not early.done():
             pass_time(61)
             await asyncio.sleep(0.1)
         assert "working" in text(await early)
         gates.setdefault("a", asyncio.Event()).set()
-        result = await call(app, "2025-06-18", "task_result", taskId=task_id)
+        result = await called(app, "2025-06-18", "task_result", taskId=task_id)
     assert text(result) == "through a"
 
 
 async def test_a_task_is_cancelled_with_a_tool(tmp_path: Path) -> None:
     async with serving(tmp_path, *TOOLS, fallback=HANDLES) as app:
-        task_id = handle(await call(app, "2025-06-18", "slow", gate="a"))
-        assert "cancelled" in text(await call(app, "2025-06-18", "task_cancel", taskId=task_id))
-        result = await call(app, "2025-06-18", "task_result", taskId=task_id)
+        task_id = handle(await called(app, "2025-06-18", "slow", gate="a"))
+        assert "cancelled" in text(await called(app, "2025-06-18", "task_cancel", taskId=task_id))
+        result = await called(app, "2025-06-18", "task_result", taskId=task_id)
     assert "cancelled" in error_text(result)
 
 
@@ -227,29 +204,29 @@ async def test_a_task_that_fails_is_an_error_that_the_model_reads(
     tmp_path: Path, way: str, name: str, says: str
 ) -> None:
     async with serving(tmp_path, *TOOLS, fallback={"without_tasks": way}) as app:
-        result = await call(app, "2025-06-18", name)
+        result = await called(app, "2025-06-18", name)
         if way == "tools":
-            result = await call(app, "2025-06-18", "task_result", taskId=handle(result))
+            result = await called(app, "2025-06-18", "task_result", taskId=handle(result))
     assert says in error_text(result)
 
 
-@EVERY
+@EITHER
 async def test_what_a_task_asks_is_answered_in_words(tmp_path: Path, version: str) -> None:
     words = {**HANDLES, "ask_in_words": True}
     async with serving(tmp_path, *TOOLS, fallback=words) as app:
-        task_id = handle(await call(app, version, "asks"))
-        asked = await call(app, version, "task_result", taskId=task_id)
+        task_id = handle(await called(app, version, "asks"))
+        asked = await called(app, version, "task_result", taskId=task_id)
         assert "Who are you?" in text(asked)
         assert "task_answer" in text(asked)
         wrong = {"who": accept(name=7)}
-        await call(app, version, "task_answer", taskId=task_id, answers=wrong)
-        again = await call(app, version, "task_result", taskId=task_id)
+        await called(app, version, "task_answer", taskId=task_id, answers=wrong)
+        again = await called(app, version, "task_result", taskId=task_id)
         assert "could not be used" in text(again)
         answers = {key: accept(name="Ann") for key in ("who", "who~2", "who#2")}
-        nothing = await call(app, version, "task_answer", taskId=task_id, answers={"else": {}})
+        nothing = await called(app, version, "task_answer", taskId=task_id, answers={"else": {}})
         assert "has not asked this" in error_text(nothing)
-        await call(app, version, "task_answer", taskId=task_id, answers=answers)
-        assert text(await call(app, version, "task_result", taskId=task_id)) == "Hello Ann"
+        await called(app, version, "task_answer", taskId=task_id, answers=answers)
+        assert text(await called(app, version, "task_result", taskId=task_id)) == "Hello Ann"
 
 
 async def test_what_a_task_asks_is_asked_of_the_user_while_its_result_is_waited_for(
@@ -273,14 +250,14 @@ async def test_an_answer_by_a_tool_is_refused_where_words_are_off_and_for_an_app
     override = {"asks": {"ask_in_words": False}, "destroy": {"approve": "always"}}
     backend = {"override": override}
     async with serving(tmp_path, *TOOLS, fallback=words, backend=backend) as app:
-        task_id = handle(await call(app, "2025-06-18", "asks", can=FORMS))
+        task_id = handle(await called(app, "2025-06-18", "asks", can=FORMS))
         await until_asked(app, task_id)
         answers: dict[str, Any] = {"who": accept(name="Ann")}
-        answered = await call(app, "2025-06-18", "task_answer", taskId=task_id, answers=answers)
+        answered = await called(app, "2025-06-18", "task_answer", taskId=task_id, answers=answers)
         assert "cannot be answered" in error_text(answered)
         # in 2026-07-28 the user is asked before there is a task; in a task of another
         # gateway it may be asked there
-        result = await call(app, "2025-06-18", "destroy")
+        result = await called(app, "2025-06-18", "destroy")
         assert "a person" in error_text(result)
     assert began == []
 
@@ -300,17 +277,17 @@ async def test_nobody_sees_a_task_that_is_not_theirs(tmp_path: Path) -> None:
         for name in sorted(FOUR):
             more: dict[str, Any] = {"answers": {}} if name == "task_answer" else {}
             for task_id in ("nobody-has-it", "v1.a.b.c", "", "é"):
-                result = await call(app, "2025-06-18", name, taskId=task_id, **more)
+                result = await called(app, "2025-06-18", name, taskId=task_id, **more)
                 assert "Unknown task" in error_text(result)
-            assert "Invalid arguments" in error_text(await call(app, "2025-06-18", name))
+            assert "Invalid arguments" in error_text(await called(app, "2025-06-18", name))
 
 
-@EVERY
+@EITHER
 async def test_a_call_waits_for_its_task_where_that_is_set(tmp_path: Path, version: str) -> None:
     async with serving(tmp_path, *TOOLS, fallback=WAITS) as app:
-        result = await call(app, version, "report", topic="tea")
+        result = await called(app, version, "report", topic="tea")
         assert json.loads(text(result)) == {"about": "tea"}
-        assert text(await call(app, version, "maybe", goes_on=True)) == "done, True"
+        assert text(await called(app, version, "maybe", goes_on=True)) == "done, True"
     assert began == ["tea"]
 
 
@@ -372,7 +349,7 @@ async def test_a_store_that_is_away_for_a_moment_does_not_make_a_call_that_waits
 async def test_a_call_that_waits_for_too_long_is_cancelled(tmp_path: Path) -> None:
     limits, state = {"call_timeout_s": 1}, {"max_rounds": 2}
     async with serving(tmp_path, *TOOLS, fallback=WAITS, limits=limits, state=state) as app:
-        result = await call(app, "2025-06-18", "slow", gate="a")
+        result = await called(app, "2025-06-18", "slow", gate="a")
         gates.setdefault("a", asyncio.Event()).set()
     assert "exceeded its time limit" in error_text(result)
 
@@ -391,10 +368,10 @@ async def test_what_a_task_asks_is_asked_on_the_stream_of_the_call_that_waits(
 async def test_what_a_task_asks_is_asked_in_words_where_its_call_waits(tmp_path: Path) -> None:
     words = {**WAITS, "ask_in_words": True}
     async with serving(tmp_path, *TOOLS, fallback=words) as app:
-        asked = await call(app, "2025-06-18", "asks")
+        asked = await called(app, "2025-06-18", "asks")
         state = json.loads(text(asked).splitlines()[-1])["state"]
         answers = {"who": accept(name="Ann")}
-        result = await call(app, "2025-06-18", "answer", state=state, answers=answers)
+        result = await called(app, "2025-06-18", "answer", state=state, answers=answers)
     assert text(result) == "Hello Ann"
 
 
@@ -402,7 +379,7 @@ async def test_without_a_setting_a_tool_that_must_be_a_task_returns_a_handle(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, *TOOLS, works=False) as app:
-        result = await call(app, "2025-06-18", "report", topic="tea")
+        result = await called(app, "2025-06-18", "report", topic="tea")
         assert handle(result)
         instructions = result["structuredContent"]["instructions"]
         assert instructions == text(result)
@@ -414,7 +391,7 @@ async def test_a_tool_that_must_be_a_task_is_refused_if_the_configuration_says_s
 ) -> None:
     none = {"without_tasks": "none"}
     async with serving(tmp_path, *TOOLS, works=False, fallback=none) as app:
-        assert "tasks" in error_text(await call(app, "2025-06-18", "report", topic="tea"))
+        assert "tasks" in error_text(await called(app, "2025-06-18", "report", topic="tea"))
 
 
 def test_without_a_setting_tools_of_the_same_names_are_no_error() -> None:
@@ -429,9 +406,9 @@ def test_without_a_setting_tools_of_the_same_names_are_no_error() -> None:
 async def test_each_tool_may_have_its_own_way(tmp_path: Path) -> None:
     override = {"report": {"without_tasks": "wait"}, "fails": {"without_tasks": "none"}}
     async with serving(tmp_path, *TOOLS, fallback=HANDLES, backend={"override": override}) as app:
-        assert json.loads(text(await call(app, "2025-06-18", "report", topic="tea")))
-        assert handle(await call(app, "2025-06-18", "asks"))
-        assert "tasks" in error_text(await call(app, "2025-06-18", "fails"))
+        assert json.loads(text(await called(app, "2025-06-18", "report", topic="tea")))
+        assert handle(await called(app, "2025-06-18", "asks"))
+        assert "tasks" in error_text(await called(app, "2025-06-18", "fails"))
 
 
 def test_names_that_meet_are_an_error_at_the_start() -> None:
