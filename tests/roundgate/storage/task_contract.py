@@ -12,6 +12,7 @@ import asyncio
 import base64
 import random
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final
 
 import pytest
@@ -97,12 +98,30 @@ async def take_over(
     return await claim(store, ref, now_ms, until_ms, alone=True)
 
 
+async def became(
+    store: StoredTasks, event: events.Event, now_ms: int = NOW, ref: TaskRef = REF
+) -> StrEnum | None:
+    """Apply an event; return what became of it."""
+    return (await store.apply(ref, event, now_ms)).result
+
+
+async def happens(
+    store: StoredTasks, event: events.Event, now_ms: int = NOW, ref: TaskRef = REF
+) -> bool:
+    """Apply an event; return whether it happened."""
+    return (await store.apply(ref, event, now_ms)).happened
+
+
 async def answer(
-    store: StoredTasks, answers: Mapping[str, bytes], ref: TaskRef = REF
-) -> AnswersTaken:
+    store: StoredTasks, answers: Mapping[str, bytes], ref: TaskRef = REF, now_ms: int = NOW
+) -> StrEnum | None:
     """Deliver the answers of a client; return what became of them."""
-    decision = await store.apply(ref, events.TakeAnswers(answers, SOON), NOW)
-    return AnswersTaken(str(decision.result))
+    return await became(store, events.TakeAnswers(answers, SOON), now_ms, ref)
+
+
+async def checkpoint(store: StoredTasks, lease: Lease, *entries: bytes) -> None:
+    """Add entries to the journal."""
+    await store.write(lease, events.Checkpoint(added=Added(entries)), NOW)
 
 
 async def working(store: StoredTasks, ref: TaskRef = REF, **facts: Any) -> Lease:
@@ -595,9 +614,9 @@ class TaskStoreContract:
     @pytest.mark.parametrize("size", [300_000, 3_000_000])
     async def test_a_journal_entry_may_be_large(self, store: StoredTasks, size: int) -> None:
         lease = await working(store, journal=[b"from before"])
-        await store.write(lease, events.Checkpoint(added=Added([b"before"])), NOW)
-        await store.write(lease, events.Checkpoint(added=Added([blob(size)])), NOW)
-        await store.write(lease, events.Checkpoint(added=Added([b"after"])), NOW)
+        await checkpoint(store, lease, b"before")
+        await checkpoint(store, lease, blob(size))
+        await checkpoint(store, lease, b"after")
         journal = (await take_over(store)).journal
         assert list(journal) == [b"from before", b"before", blob(size), b"after"]
 
@@ -620,7 +639,7 @@ class TaskStoreContract:
     async def test_a_state_of_500_kb_is_replaced(self, store: StoredTasks) -> None:
         lease = await working(store, state=blob(500_000))
         await store.write(lease, events.Checkpoint(added=Added(state=blob(500_001))), NOW)
-        await store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
+        await checkpoint(store, lease, b"entry")
         assert (await take_over(store)).state == blob(500_001)
 
     # the journal
@@ -652,10 +671,11 @@ class TaskStoreContract:
         assert await answer(store, {"a": b"!"}, foreign) is AnswersTaken.UNKNOWN_TASK
         assert await answer(store, {"a": blob(9000)}, foreign) is AnswersTaken.UNKNOWN_TASK
         assert (
-            await store.apply(foreign, events.Cancel("cancelled", NOW), NOW)
-        ).result is Cancelled.UNKNOWN_TASK
+            await became(store, events.Cancel("cancelled", NOW), NOW, foreign)
+            is Cancelled.UNKNOWN_TASK
+        )
         assert await store.claim(foreign, events.Claim(UNTIL, UNTIL, NOW), NOW) is NotClaimed.GONE
-        assert (await store.apply(foreign, events.Requeue(SOON), NOW)).happened is False
+        assert await happens(store, events.Requeue(SOON), NOW, foreign) is False
         await store.apply(foreign, events.Expire(END), END)
         assert await record(store) == before
         assert ids((await store.find()).records) == ["id"]
@@ -858,7 +878,7 @@ class TaskStoreContract:
         await answer(store, {"a": blob(700)})
         lease = (await claim(store)).lease
         for n in range(3):
-            await store.write(lease, events.Checkpoint(added=Added([blob(2000 + n)])), NOW)
+            await checkpoint(store, lease, blob(2000 + n))
         _, before = await store.read_work(REF)
         await store.write(
             lease,
@@ -925,7 +945,7 @@ class TaskStoreContract:
         self, store: StoredTasks
     ) -> None:
         lease = await working(store, call=blob(9000))
-        await store.write(lease, events.Checkpoint(added=Added([blob(9000)])), NOW)
+        await checkpoint(store, lease, blob(9000))
         await store.write(lease, events.Finish(Status.FAILED, blob(9000)), NOW)
         await working(store, TaskRef("owner", "other"))
         assert await store.purge(REF, NOW) is True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 import pytest
@@ -351,16 +352,6 @@ def test_entries_whose_write_was_in_doubt_are_added_once() -> None:
     assert last.puts == []
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_lease_that_ended_badly_is_a_death_of_what_ran_alone(alone: bool) -> None:
-    lapsed = replace(HELD, lease_until_ms=NOW, alone=alone)
-    for record, event in ((lapsed, EVENTS["claim alone"]), (lapsed, EVENTS["let go"])):
-        decision = apply(record, event, NOW)
-        assert isinstance(decision, Next)
-        after = decision.record()
-        assert (after.suspect, after.deaths) == (True, int(alone))
-
-
 def test_what_begins_anew_has_forgotten_all() -> None:
     decision = apply(replace(HELD, asked=("a",)), EVENTS["restart"], NOW)
     assert isinstance(decision, Next)
@@ -375,24 +366,293 @@ def test_what_goes_on_may_ask_the_same_again() -> None:
     assert (list(decision.record().asked), list(decision.drops)) == (["a", "b"], [])
 
 
-def test_what_ends_early_is_found_by_a_sweep_if_it_is_to_be_cleaned_up() -> None:
-    for record, event in (
-        (replace(HELD, cleans_up=True), EVENTS["cancel"]),
-        (replace(HELD, cleans_up=True, expires_ms=NOW), EVENTS["expire"]),
-        (HELD, machine_finish := events.Finish(Status.FAILED, b"{}", None, NOW, fence=FENCE)),
-    ):
-        decision = apply(record, event, NOW)
-        assert isinstance(decision, Next)
-        after = decision.record()
-        assert (after.due_ms, after.is_to_clean_up, after.attempts) == (NOW, True, 0)
-        assert after.lease_until_ms == (0 if event is machine_finish else UNTIL)
+ADDED: Final = (
+    NOTHING,
+    Added([b"1"]),
+    Added([b"1", b"2"], b"{}", "on it"),
+    Added((), None, ""),
+    Added([b"3"], events=[Mark("a", NOW + 30_000), Mark("b", END)]),
+    Added([b"4"], events=[Mark("c", NOW)]),
+)
+
+ANOTHER: Final = FENCE + 1
+BLAMED: Final = replace(HELD, suspect=True, alone=True, deaths=2, attempts=3, declined_ms=NOW - 9)
+LIFTED: Final = {"suspect": False, "deaths": 0, "attempts": 0, "declined_ms": 0}
+FREE: Final = {"lease_until_ms": 0}
+SEEN: Final = {"revision": 2, "updated_ms": NOW}
+HELD_AGAIN: Final = {"fence": ANOTHER, "lease_until_ms": UNTIL}
+CANCELLED: Final = {
+    **SEEN,
+    "status": "cancelled",
+    "ending": "cancelled",
+    "status_message": "no more",
+}
+TO_CLEAN_UP: Final = replace(OVER, due_ms=NOW, cleans_up=True)
+NEW_DUE: Final = {"due_ms": UNTIL, "unsent": True}
+
+CHANGES: Final[Mapping[str, tuple[TaskRecord, Event, dict[str, Any]]]] = {
+    "claim": (replace(NEW, resends=3, fence=FENCE), EVENTS["claim"], HELD_AGAIN | {"resends": 0}),
+    "claim, at its wake time": (
+        *(replace(NEW, wake_ms=NOW, fence=FENCE), EVENTS["claim"]),
+        HELD_AGAIN | {"wake_ms": 0},
+    ),
+    "claim, due too late": (
+        *(replace(NEW, due_ms=UNTIL + 1, fence=FENCE), EVENTS["claim"]),
+        HELD_AGAIN | NEW_DUE,
+    ),
+    "claim, due in time": (
+        *(replace(NEW, due_ms=UNTIL, fence=FENCE), EVENTS["claim"]),
+        HELD_AGAIN,
+    ),
+    "claim alone, lapsed": (
+        *(replace(HELD, lease_until_ms=NOW), EVENTS["claim alone"]),
+        HELD_AGAIN | {"suspect": True, "alone": True},
+    ),
+    "claim alone, lapsed alone": (
+        *(replace(BLAMED, lease_until_ms=NOW), EVENTS["claim alone"]),
+        HELD_AGAIN | {"deaths": 3},
+    ),
+    "claim alone, a suspect that is free": (
+        *(replace(BLAMED, lease_until_ms=0), EVENTS["claim alone"]),
+        HELD_AGAIN,
+    ),
+    "renewal": (
+        *(BLAMED, events.Checkpoint(UNTIL + 5, fence=FENCE)),
+        {"lease_until_ms": UNTIL + 5},
+    ),
+    "renewal with a state and a message": (
+        BLAMED,
+        events.Checkpoint(END, UNTIL, added=Added((), b"state", "on it"), fence=FENCE),
+        {"lease_until_ms": END, **NEW_DUE, **SEEN, "status_message": "on it"},
+    ),
+    "a message that is gone": (
+        *(replace(HELD, status_message="on it"), events.Checkpoint(added=ADDED[3], fence=FENCE)),
+        SEEN | {"status_message": None},
+    ),
+    "entries": (
+        *(BLAMED, events.Checkpoint(added=Added([b"1"]), fence=FENCE, number=1)),
+        LIFTED | {"noted": 1},
+    ),
+    "suspend": (
+        *(BLAMED, EVENTS["suspend"]),
+        {**LIFTED, **FREE, **SEEN, "status": "input_required", "asked": ("c",), "due_ms": END},
+    ),
+    "suspend until a moment": (
+        *(HELD, events.SuspendTask({"c": b"?"}, UNTIL, fence=FENCE)),
+        {
+            **(FREE | SEEN | {"status": "input_required", "asked": ("c",)}),
+            "wake_ms": UNTIL,
+            "due_ms": UNTIL,
+        },
+    ),
+    "release": (
+        *(replace(BLAMED, asked=("a",)), EVENTS["release"]),
+        LIFTED | FREE | {"due_ms": UNTIL, "asked": ()},
+    ),
+    "release for a sleep": (
+        *(HELD, events.Release(UNTIL, UNTIL, early_ms=10, fence=FENCE)),
+        FREE | NEW_DUE | {"wake_ms": UNTIL - 10},
+    ),
+    "release after a fault": (
+        replace(BLAMED, asked=("a",)),
+        events.Release(0, UNTIL, 4, NOW - 5, keeps_blame=True, fence=FENCE),
+        FREE | {"due_ms": UNTIL, "attempts": 4, "declined_ms": NOW - 5},
+    ),
+    "restart": (
+        *(replace(BLAMED, events=OPEN_MARK, asked=("a",)), EVENTS["restart"]),
+        LIFTED | FREE | {"due_ms": UNTIL, "events": (), "asked": ()},
+    ),
+    "park": (
+        *(HELD, EVENTS["park"]),
+        FREE | SEEN | {"status_message": "waits", "wake_ms": END, "due_ms": END},
+    ),
+    "let go": (
+        *(replace(HELD, suspect=True), events.LetGo(UNTIL, blame=False, fence=FENCE)),
+        FREE | NEW_DUE,
+    ),
+    "let go with blame": (
+        *(HELD, events.LetGo(UNTIL, blame=True, fence=FENCE)),
+        FREE | NEW_DUE | {"suspect": True},
+    ),
+    "let go with blame, alone": (
+        *(BLAMED, events.LetGo(UNTIL, blame=True, fence=FENCE)),
+        FREE | NEW_DUE | {"deaths": 3},
+    ),
+    "finish": (
+        replace(HELD, status_message="on it", cleans_up=True, asked=("a",)),
+        events.Finish(Status.COMPLETED, b"{}", None, fence=FENCE),
+        {
+            **(FREE | SEEN | {"status": "completed", "ending": "ok", "status_message": None}),
+            "due_ms": None,
+            "cleans_up": False,
+            "asked": (),
+        },
+    ),
+    "finish by its worker, given up": (
+        *(HELD, events.Finish(Status.FAILED, b"{}", "over", fence=FENCE)),
+        {
+            **(FREE | SEEN | {"status": "failed", "ending": "error", "status_message": "over"}),
+            "due_ms": None,
+            "attempts": 1,
+        },
+    ),
+    "finish with an error of its handler": (
+        *(BLAMED, events.Finish(Status.FAILED, b"{}", ending=Ending.ERROR, fence=FENCE)),
+        {
+            **(FREE | SEEN | {"status": "failed", "ending": "error", "due_ms": None}),
+            "attempts": 0,
+            "deaths": 0,
+            "declined_ms": 0,
+        },
+    ),
+    "finish early": (
+        replace(HELD, attempts=2, resends=2),
+        events.Finish(Status.COMPLETED, b"{}", None, UNTIL, fence=FENCE),
+        {
+            **(FREE | SEEN | {"status": "completed", "ending": "ok", "due_ms": UNTIL}),
+            "cleans_up": True,
+            "attempts": 0,
+            "resends": 0,
+        },
+    ),
+    "answer one": (ASKING, EVENTS["answer one"], SEEN | {"asked": ("b",)}),
+    "answer all": (
+        *(replace(ASKING, wake_ms=END), EVENTS["answer all"]),
+        SEEN | {"status": "working", "asked": (), "due_ms": UNTIL, "wake_ms": 0},
+    ),
+    "go on": (
+        *(replace(ASKING, wake_ms=NOW, unsent=True), EVENTS["go on"]),
+        SEEN | {"status": "working", "wake_ms": 0, "due_ms": UNTIL, "unsent": False},
+    ),
+    "cancel": (
+        *(replace(HELD, unsent=True), EVENTS["cancel"]),
+        CANCELLED | FREE | {"due_ms": None, "unsent": False},
+    ),
+    "cancel, asking": (
+        *(replace(ASKING, wake_ms=END), EVENTS["cancel"]),
+        CANCELLED | {"due_ms": None, "asked": (), "wake_ms": 0},
+    ),
+    "cancel, to be cleaned up by its worker first": (
+        *(replace(HELD, cleans_up=True, attempts=2), EVENTS["cancel"]),
+        CANCELLED | {"due_ms": NOW, "attempts": 0},
+    ),
+    "cancel, asleep, to be cleaned up": (
+        *(replace(NEW, cleans_up=True, wake_ms=END), EVENTS["cancel"]),
+        CANCELLED | {"due_ms": NOW, "wake_ms": 0},
+    ),
+    "expire": (
+        *(replace(NEW, expires_ms=NOW), EVENTS["expire"]),
+        {
+            **(SEEN | {"status": "failed", "ending": "error", "status_message": "expired"}),
+            "due_ms": None,
+        },
+    ),
+    "expire, to be cleaned up": (
+        *(replace(HELD, expires_ms=NOW, cleans_up=True), EVENTS["expire"]),
+        {
+            **(SEEN | {"status": "failed", "ending": "error", "status_message": "expired"}),
+            "due_ms": NOW,
+        },
+    ),
+    "claim cleanup": (
+        *(replace(TO_CLEAN_UP, attempts=1, resends=1, wake_ms=NOW), EVENTS["claim cleanup"]),
+        HELD_AGAIN | NEW_DUE | {"attempts": 2, "resends": 0, "wake_ms": 0},
+    ),
+    "claim cleanup of a worker that had the task": (
+        replace(TO_CLEAN_UP, lease_until_ms=END),
+        events.ClaimCleanup(UNTIL, UNTIL, NOW, fence=FENCE),
+        HELD_AGAIN | NEW_DUE | {"attempts": 1},
+    ),
+    "postpone cleanup": (
+        replace(TO_CLEAN_UP, lease_until_ms=END),
+        events.PostponeCleanup(UNTIL, UNTIL + 5, fence=FENCE),
+        FREE | {"wake_ms": UNTIL, "due_ms": UNTIL + 5},
+    ),
+    "end cleanup": (
+        *(replace(TO_CLEAN_UP, lease_until_ms=END, unsent=True), EVENTS["end cleanup"]),
+        FREE | {"due_ms": None, "unsent": False, "cleans_up": False},
+    ),
+    "requeue": (
+        *(replace(BLAMED, resends=2, unsent=True), events.Requeue(UNTIL, fence=FENCE)),
+        {**LIFTED, **FREE, "fence": ANOTHER, "due_ms": UNTIL, "resends": 0, "unsent": False},
+    ),
+    "requeue, asleep": (
+        *(replace(NEW, wake_ms=END), events.Requeue(UNTIL)),
+        {"fence": 1, "wake_ms": 0, "due_ms": UNTIL},
+    ),
+    "postpone": (
+        replace(NEW, due_ms=NOW, unsent=True),
+        events.Postpone(NOW, END, 1, Sending.NEEDED, 0),
+        {"due_ms": END, "resends": 1, "unsent": False},
+    ),
+    "postpone, of a worker whose lease may have lapsed": (
+        replace(HELD, due_ms=NOW, lease_until_ms=NOW - 4),
+        events.Postpone(NOW, END, 1, Sending.NEEDED, 5),
+        {"due_ms": NOW + 1, "unsent": True},
+    ),
+    "postpone, lapsed": (
+        replace(HELD, due_ms=NOW, lease_until_ms=NOW - 5),
+        events.Postpone(NOW, END, 1, Sending.NEEDED, 5),
+        {"due_ms": END, "resends": 1},
+    ),
+}
+"""All that an event changes in a record."""
 
 
-def test_a_claim_moves_what_is_due_too_late() -> None:
-    for due_ms, expected in ((UNTIL - 1, UNTIL - 1), (UNTIL, UNTIL), (END, UNTIL)):
-        decision = apply(replace(NEW, due_ms=due_ms), EVENTS["claim"], NOW)
-        assert isinstance(decision, Next)
-        assert (decision.record().due_ms, decision.record().unsent) == (expected, due_ms == END)
+@pytest.mark.parametrize(("record", "event", "changes"), CHANGES.values(), ids=CHANGES)
+def test_an_event_changes_these_fields_alone(
+    record: TaskRecord, event: Event, changes: dict[str, Any]
+) -> None:
+    decision = apply(record, event, NOW)
+    assert isinstance(decision, Next)
+    assert decision.changes == changes
+
+
+REFUSALS: Final[Mapping[str, tuple[TaskRecord, Event, StrEnum]]] = {
+    "a living lease": (HELD, events.Claim(END, END, UNTIL - 1), NotClaimed.LEASED),
+    "a lease that has lapsed": (HELD, events.Claim(END, END, UNTIL), NotClaimed.SUSPECT),
+    "to be cleaned up": (
+        *(TO_CLEAN_UP, events.Claim(UNTIL, UNTIL, NOW, alone=True)),
+        NotClaimed.CLEAN_UP,
+    ),
+    "no answers yet": (replace(ASKING, wake_ms=NOW + 1), EVENTS["go on"], No.NOT_NOW),
+    "an answer that was needed before": (
+        *(replace(NEW, asked=("a", "b")), events.TakeAnswers({"b": b"!", "x": b"!"}, UNTIL)),
+        AnswersTaken.LATER,
+    ),
+    "not expired yet": (replace(NEW, expires_ms=NOW + 1), EVENTS["expire"], No.NOT_NOW),
+    "claimed since": (HELD, events.Requeue(UNTIL, fence=FENCE + 1), No.NOT_NOW),
+    "cleaned up by another": (
+        *(replace(TO_CLEAN_UP, lease_until_ms=NOW + 1), EVENTS["claim cleanup"]),
+        No.NOT_NOW,
+    ),
+    "cleaned up by another worker since": (
+        replace(TO_CLEAN_UP, lease_until_ms=NOW + 1),
+        events.ClaimCleanup(UNTIL, UNTIL, NOW, fence=FENCE - 1),
+        No.NOT_NOW,
+    ),
+    "a cleanup that waits": (
+        *(replace(TO_CLEAN_UP, wake_ms=NOW + 1), EVENTS["claim cleanup"]),
+        No.NOT_NOW,
+    ),
+    "another's cleanup": (TO_CLEAN_UP, events.EndCleanup(fence=FENCE - 1), No.LEASE_LOST),
+    "a cleanup that another postponed": (
+        *(TO_CLEAN_UP, events.PostponeCleanup(END, END, fence=FENCE - 1)),
+        No.LEASE_LOST,
+    ),
+}
+
+
+@pytest.mark.parametrize(("record", "event", "expected"), REFUSALS.values(), ids=REFUSALS)
+def test_an_event_is_refused_up_to_its_moment(
+    record: TaskRecord, event: Event, expected: StrEnum
+) -> None:
+    assert apply(record, event, NOW) == Refused(expected)
+
+
+def test_a_task_is_purged_once_it_is_over_or_expired() -> None:
+    assert machine.may_purge(OVER, NOW)
+    assert [machine.may_purge(HELD, now_ms) for now_ms in (END - 1, END)] == [False, True]
 
 
 # external events
@@ -533,14 +793,6 @@ STEP: Final = st.tuples(
 ENDS: Final = (6, 9, 15)
 """Kinds of events after which little can happen."""
 STEPS: Final = st.lists(STEP, min_size=1, max_size=25)
-ADDED: Final = (
-    NOTHING,
-    Added([b"1"]),
-    Added([b"1", b"2"], b"{}", "on it"),
-    Added((), None, ""),
-    Added([b"3"], events=[Mark("a", NOW + 30_000), Mark("b", END)]),
-    Added([b"4"], events=[Mark("c", NOW)]),
-)
 
 
 def event_from(
