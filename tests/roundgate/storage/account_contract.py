@@ -1,8 +1,8 @@
 """What the accounts of owners promise on every session store: a suite that the test of each store
 inherits.
 
-A test of a store gives the fixtures `store` and `another`, on the same data, as another process
-would have it, and `clock`, the clock of both.
+A test of a store gives the fixture `open_sessions`, which makes a store on the same data, as another
+process would; `clock` is the clock of all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every store must do for `once` tools: a suite that the test of each store inherits.
 
-A test of a store gives the fixture `reopen`: it makes a store on the same data, as another process
-would, and `spawn_claims`, which has several real processes claim one and the same id at once.
+A test of a store gives the fixture `open_sessions`, which makes a store on the same data, as another
+process would, and `spawn_claims`, which has several real processes claim one and the same id at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 import pytest
 
-from roundgate.storage.ports import OnceRecord, OnceStore
+from roundgate.storage.ports import OnceRecord, OnceStore, SessionStore
 from tests.support.clocks import FixedClock
 
 ROOT = Path(__file__).parents[3]
@@ -34,32 +34,71 @@ class SpawnClaims(Protocol):
     def __call__(self, token_id: str, processes: int, claims: int) -> list[str]: ...
 
 
-def claimed(code: str, arguments: list[str], processes: int) -> list[str]:
-    """Run claims in several processes at once; return what each claim got.
+_CLAIM = """
+import asyncio, sys
+from pathlib import Path
+from roundgate.clock import Clock
+from roundgate.storage.ports import OnceStore
+IMPORTS
+
+*place, token_id, claims, me = sys.argv[1:]
+
+async def main():
+    sessions = SESSIONS
+    store = OnceStore(sessions)
+    CONNECT
+    print("ready", flush=True)
+    sys.stdin.readline()  # all begin at once
+    got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
+    print(*("won" if record is None else record.answers for record in got), sep="\\n")
+    await sessions.aclose()
+
+asyncio.run(main())
+"""
+
+
+def spawning(
+    imports: str, sessions: str, place: list[str], *, connects: bool = True
+) -> SpawnClaims:
+    """Return a function that runs claims in several processes at once.
 
     Args:
-        code: what a process runs; it prints "ready" and waits for a line before it claims.
-        arguments: those of each process; its number follows.
+        imports: what a process imports for its store.
+        sessions: the expression of its store, of `place`.
+        place: where the store is.
+        connects: whether each process has used the store before the claims begin.
     """
-    command, pipe = [sys.executable, "-c", code, *arguments], subprocess.PIPE
-    running = [
-        subprocess.Popen([*command, str(n)], cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
-        for n in range(processes)
-    ]
-    for one in running:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "ready\n"
-    for one in running:
-        assert one.stdin is not None
-        one.stdin.write("go\n")
-        one.stdin.flush()
-    got = [line for one in running for line in one.communicate(timeout=60)[0].splitlines()]
-    assert [one.returncode for one in running] == [0] * processes
-    return got
+    connect = "await store.read(token_id)" if connects else ""
+    code = _CLAIM.replace("IMPORTS", imports).replace("SESSIONS", sessions)
+    command = [sys.executable, "-c", code.replace("CONNECT", connect), *place]
+    pipe = subprocess.PIPE
+
+    def spawn(token_id: str, processes: int, claims: int) -> list[str]:
+        facts = [*command, token_id, str(claims)]
+        running = [
+            subprocess.Popen([*facts, str(n)], cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+            for n in range(processes)
+        ]
+        for one in running:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "ready\n"
+        for one in running:
+            assert one.stdin is not None
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        got = [line for one in running for line in one.communicate(timeout=60)[0].splitlines()]
+        assert [one.returncode for one in running] == [0] * processes
+        return got
+
+    return spawn
 
 
 class OnceStoreContract:
     """One outcome for each token id."""
+
+    @pytest.fixture
+    def reopen(self, open_sessions: Callable[[], SessionStore]) -> Reopen:
+        return lambda: OnceStore(open_sessions())
 
     @pytest.fixture
     def store(self, reopen: Reopen) -> OnceStore:

@@ -16,17 +16,21 @@ from roundgate.clock import Clock
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.settings import TasksConfig
+from roundgate.storage.dynamodb import table as versions
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
 from roundgate.storage.dynamodb.table import Table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.ports import OnceRecord, OnceStore
+from roundgate.storage.ports import OnceRecord, OnceStore, SessionStore
 from roundgate.storage.tasks import TaskRef, Wanted
 from roundgate.tasks import events
 from roundgate.tasks.events import Added, AnswersTaken
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 from roundgate.tasks.sweep import SHARD_MS, Sweep
 from tests.roundgate.storage import once_contract, task_contract
+from tests.roundgate.storage.account_contract import AccountContract
 from tests.roundgate.storage.once_contract import LATER
+from tests.roundgate.storage.rate_contract import RateContract
+from tests.roundgate.storage.session_contract import SessionStoreContract
 from tests.roundgate.storage.task_contract import (
     END,
     NOW,
@@ -34,16 +38,21 @@ from tests.roundgate.storage.task_contract import (
     SOON,
     UNTIL,
     asking,
+    became,
     blob,
+    checkpoint,
     claim,
+    happens,
     ids,
     new,
     record,
     take_over,
     working,
 )
+from tests.roundgate.storage.version_contract import Opened, VersionContract
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import ROOT, Emulator
+from tests.support.long import is_long
 from tests.support.postponing import Move, postpone, postpone_many
 from tests.support.proxy import Proxy, Way
 from tests.support.reopening import reopening
@@ -51,28 +60,6 @@ from tests.support.reopening import reopening
 DAY_S = 86_400
 TABLE = json.loads((ROOT / "infra/table.json").read_text())
 TWO_DAYS_S = 2 * DAY_S
-
-_CLAIM = """
-import asyncio, sys
-from roundgate.clock import Clock
-from roundgate.storage.dynamodb.sessions import DynamoDbSessions
-from roundgate.storage.ports import OnceStore
-from tests.support.dynamodb import ROOT, Emulator
-
-url, table, token_id, claims, me = sys.argv[1:]
-
-async def main():
-    sessions = DynamoDbSessions(Emulator(url).open(table), Clock())
-    store = OnceStore(sessions)
-    await store.read(token_id)  # connected
-    print("ready", flush=True)
-    sys.stdin.readline()  # all begin at once
-    got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
-    print(*("won" if record is None else record.answers for record in got), sep="\\n")
-    await sessions.aclose()
-
-asyncio.run(main())
-"""
 
 
 @pytest.fixture
@@ -82,8 +69,11 @@ def table(dynamodb: Emulator) -> Iterator[str]:
 
 
 @pytest.fixture
-def clock() -> FixedClock:
-    return FixedClock()
+async def open_sessions(
+    dynamodb: Emulator, table: str, clock: FixedClock
+) -> AsyncIterator[Callable[[], SessionStore]]:
+    async with reopening(lambda: DynamoDbSessions(dynamodb.open(table), clock)) as open_one:
+        yield open_one
 
 
 class TestDynamoDbTasks(task_contract.TaskStoreContract):
@@ -99,13 +89,6 @@ class TestDynamoDbOnce(once_contract.OnceStoreContract):
     """The contract of `once`."""
 
     @pytest.fixture
-    async def reopen(
-        self, dynamodb: Emulator, table: str, clock: FixedClock
-    ) -> AsyncIterator[once_contract.Reopen]:
-        async with reopening(lambda: DynamoDbSessions(dynamodb.open(table), clock)) as open_one:
-            yield lambda: OnceStore(open_one())
-
-    @pytest.fixture
     def swept(self, dynamodb: Emulator, table: str, clock: FixedClock) -> once_contract.Swept:
         """DynamoDB deletes what is past its `ttl`, within days."""
 
@@ -118,11 +101,12 @@ class TestDynamoDbOnce(once_contract.OnceStoreContract):
 
     @pytest.fixture
     def spawn_claims(self, dynamodb: Emulator, table: str) -> once_contract.SpawnClaims:
-        def spawn(token_id: str, processes: int, claims: int) -> list[str]:
-            facts = [dynamodb.url, table, token_id, str(claims)]
-            return once_contract.claimed(_CLAIM, facts, processes)
-
-        return spawn
+        imports = (
+            "from roundgate.storage.dynamodb import DynamoDbSessions\n"
+            "from tests.support.dynamodb import Emulator"
+        )
+        sessions = "DynamoDbSessions(Emulator(place[0]).open(place[1]), Clock())"
+        return once_contract.spawning(imports, sessions, [dynamodb.url, table])
 
     async def test_an_outcome_larger_than_a_row_is_read_back(self, store: OnceStore) -> None:
         await store.claim("id", "yes", 10, LATER)
@@ -138,6 +122,56 @@ class TestDynamoDbOnce(once_contract.OnceStoreContract):
         await store.claim("id", "yes", 10, 5001)
         await store.finish("id", blob(1_000_000), 5001)
         assert [item["ttl"]["N"] for item in dynamodb.items(table)] == [f"{TWO_DAYS_S + 6}"] * 5
+
+
+class TestDynamoDbSessions(SessionStoreContract):
+    """The contract, on DynamoDB."""
+
+
+@pytest.mark.long
+class TestDynamoDbAccounts(AccountContract):
+    """The contract of accounts, on DynamoDB."""
+
+
+@pytest.mark.long
+class TestDynamoDbRates(RateContract):
+    """The contract of shared token buckets, on DynamoDB."""
+
+
+class TestDynamoDbVersions(VersionContract):
+    """The contract of versions, on DynamoDB."""
+
+    @pytest.fixture
+    async def opened(
+        self, dynamodb: Emulator, table: str, clock: FixedClock, monkeypatch: pytest.MonkeyPatch
+    ) -> AsyncIterator[Opened]:
+        made: list[DynamoDbSessions] = []
+
+        async def open_some(
+            version: int, min_version: int = 1, processes: int = 1
+        ) -> list[DynamoDbSessions]:
+            stores = [DynamoDbSessions(dynamodb.open(table), clock) for _ in range(processes)]
+            made.extend(stores)
+            with monkeypatch.context() as patched:
+                patched.setattr(versions, "VERSION", version)
+                patched.setattr(versions, "MIN_VERSION", min_version)
+                await asyncio.gather(*(store.read("key") for store in stores))
+            return stores
+
+        yield open_some
+        for store in made:
+            await store.aclose()
+
+    async def test_a_refusal_is_a_trouble(
+        self, dynamodb: Emulator, table: str, opened: Opened
+    ) -> None:
+        await opened(2, 2)
+        older = dynamodb.open(table)
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await older.root("pk")
+            assert "another version of the gateway" in (older.trouble() or "")
+        await older.aclose()
 
 
 # the table
@@ -195,7 +229,7 @@ async def test_every_row_stays_as_long_as_waits_extend_its_task(
     store, later_ms = tasks.store, END + 5 * 1000 * DAY_S
     await store.create(new(call=blob(9000), state=blob(9000), journal=[blob(9000)]))
     lease = (await claim(store)).lease
-    await store.write(lease, events.Checkpoint(added=Added([blob(9000)])), NOW)
+    await checkpoint(store, lease, blob(9000))
     added = Added([blob(9000)], expires_ms=later_ms)
     await store.write(lease, events.Release(SOON, SOON, added=added), NOW)
     ends = {row["sk"]["S"]: int(row["ttl"]["N"]) for row in dynamodb.items(table)}
@@ -410,12 +444,13 @@ async def test_a_long_journal_is_read_in_few_rows(
     tasks: Counted, dynamodb: Emulator, table: str
 ) -> None:
     lease = await working(tasks.store)
-    entries = [b"%d %b" % (n, blob(60)) for n in range(2_000)]
+    count, most = (2_000, 20) if is_long() else (500, 12)
+    entries = [b"%d %b" % (n, blob(60)) for n in range(count)]
     for entry in entries:
-        await tasks.store.write(lease, events.Checkpoint(added=Added([entry])), NOW)
+        await checkpoint(tasks.store, lease, entry)
     assert list((await take_over(tasks.store)).journal) == entries
     (head,) = [row for row in dynamodb.items(table) if row["sk"]["S"] == "0"]
-    assert len(head["chunks"]["L"]) <= 20
+    assert len(head["chunks"]["L"]) <= most
 
 
 async def test_what_a_later_write_replaces_is_read_no_more_and_deleted(
@@ -481,7 +516,7 @@ async def test_answers_that_a_worker_has_seen_are_not_paid_for_at_each_step(
     await asking(tasks.store, dict.fromkeys([*answers, "last"], b"?"))
     await tasks.store.apply(REF, events.TakeAnswers({**answers, "last": b"!"}, SOON), NOW)
     lease = (await claim(tasks.store)).lease
-    await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
+    await checkpoint(tasks.store, lease, b"entry")
     (head,) = [row for row in dynamodb.items(table) if row["sk"]["S"] == "0"]
     assert head["answers"] == {"M": {}}
     await tasks.store.write(lease, events.SuspendTask({"0": b"again?"}), NOW)
@@ -526,7 +561,7 @@ async def test_rows_from_before_there_were_these_attributes_go_on(
         {"a": b"!"},
         0,
     )
-    await tasks.store.write(claimed.lease, events.Checkpoint(added=Added([b"2", blob(3000)])), NOW)
+    await checkpoint(tasks.store, claimed.lease, b"2", blob(3000))
     await tasks.store.write(claimed.lease, events.Release(0, SOON), NOW)
     assert list((await claim(tasks.store)).journal) == [b"0000", b"1", b"2", blob(3000)]
 
@@ -687,9 +722,7 @@ async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(
 
     async def steps(count: int) -> None:
         for n in range(count):
-            await store.write(
-                lease, events.Checkpoint(added=Added([b"%d %b" % (n, blob(60))])), NOW
-            )
+            await checkpoint(store, lease, b"%d %b" % (n, blob(60)))
 
     first, later = await metered.of(steps(100)), await metered.of(steps(400))
     assert max(first[1] / 100, later[1] / 400) <= 1.5
@@ -906,7 +939,7 @@ async def test_what_was_sent_again_after_others_had_written_keeps_its_rows(
     plain = StoredTasks(DynamoDbTasks(dynamodb.open(table)))
     lease = (await claim(plain)).lease
     await store.write(lease, events.Checkpoint(added=Added([blob(9000)], blob(8000))), NOW)
-    await store.write(lease, events.Checkpoint(added=Added([b"next"])), NOW)
+    await checkpoint(store, lease, b"next")
     claimed = await take_over(plain)
     assert (claimed.call, claimed.state) == (blob(9000), blob(8000))
     assert list(claimed.journal) == [blob(9000), b"next"]
@@ -921,17 +954,13 @@ async def test_a_write_that_was_sent_twice_happened_once(dynamodb: Emulator, tab
     lease = (await claim(store)).lease
     await store.write(lease, events.Checkpoint(added=Added([b"1"], status_message="on it")), NOW)
     await store.write(lease, events.Checkpoint(UNTIL, added=Added([b"2", blob(9000)])), NOW)
-    await store.write(lease, events.Checkpoint(added=Added([blob(9001)])), NOW)
+    await checkpoint(store, lease, blob(9001))
     await store.write(lease, events.SuspendTask({"a": b"?", "b": b"?"}, added=Added([b"3"])), NOW)
-    assert (
-        await store.apply(REF, events.TakeAnswers({"a": b"!"}, SOON), NOW)
-    ).result is AnswersTaken.PARTLY
-    assert (
-        await store.apply(REF, events.TakeAnswers({"b": b"!"}, SOON), NOW)
-    ).result is AnswersTaken.FULLY
+    assert await became(store, events.TakeAnswers({"a": b"!"}, SOON)) is AnswersTaken.PARTLY
+    assert await became(store, events.TakeAnswers({"b": b"!"}, SOON)) is AnswersTaken.FULLY
     (task,) = await store.due(END, 10)
     assert await postpone(store, task, UNTIL) is True
-    assert (await store.apply(REF, events.Requeue(SOON), NOW)).happened is True
+    assert await happens(store, events.Requeue(SOON)) is True
     claimed = await claim(store)
     assert (list(claimed.journal), claimed.record.attempts) == (
         [b"1", b"2", blob(9000), blob(9001), b"3"],
@@ -969,10 +998,10 @@ async def test_a_write_that_happened_despite_unavailable_is_not_added_twice(
 
     tasks.client.after = lose
     with pytest.raises(Unavailable):
-        await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
+        await checkpoint(tasks.store, lease, b"entry")
     tasks.client.after = lambda operation: None
-    await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
-    await tasks.store.write(lease, events.Checkpoint(added=Added([blob(9000)])), NOW)
+    await checkpoint(tasks.store, lease, b"entry")
+    await checkpoint(tasks.store, lease, blob(9000))
     assert list((await take_over(tasks.store)).journal) == [b"entry", blob(9000)]
 
 
@@ -982,21 +1011,17 @@ async def test_of_several_writes_that_nobody_heard_of_the_row_tells_which_has_ha
     lease = await working(tasks.store)
     written = [b"0"]
     for n, (lost, then) in enumerate([(b"a", b"b"), (blob(9000), b"c"), (b"d", blob(9001))]):
-        await tasks.store.write(lease, events.Checkpoint(added=Added([written[-1]])), NOW)
+        await checkpoint(tasks.store, lease, written[-1])
         for moment in (
             "before",
             "after",
         ):  # of the first the call gets lost, of the second the answer
             setattr(tasks.client, moment, _lose)
             with pytest.raises(Unavailable):
-                await tasks.store.write(
-                    lease,
-                    events.Checkpoint(added=Added([lost if moment == "before" else then])),
-                    NOW,
-                )
+                await checkpoint(tasks.store, lease, lost if moment == "before" else then)
             tasks.client.before = tasks.client.after = lambda operation: None
-        await tasks.store.write(lease, events.Checkpoint(added=Added([lost])), NOW)
-        await tasks.store.write(lease, events.Checkpoint(added=Added([b"%d" % n])), NOW)
+        await checkpoint(tasks.store, lease, lost)
+        await checkpoint(tasks.store, lease, b"%d" % n)
         written += [then, lost, b"%d" % n, b"%d" % n]
     assert list((await take_over(tasks.store)).journal) == written[:-1]
 
@@ -1016,9 +1041,9 @@ async def test_what_was_given_up_as_unavailable_and_did_not_happen_may_be_tried_
 
     tasks.client.before = fail
     with pytest.raises(Unavailable):
-        await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
+        await checkpoint(tasks.store, lease, b"entry")
     tasks.client.before = lambda operation: None
-    await tasks.store.write(lease, events.Checkpoint(added=Added([b"entry"])), NOW)
+    await checkpoint(tasks.store, lease, b"entry")
     assert list((await take_over(tasks.store)).journal) == [b"entry"]
 
 

@@ -20,8 +20,8 @@ from roundgate.tasks.stored import StoredTasks
 from tests.roundgate.storage import queue_contract, test_postgres
 from tests.roundgate.storage.task_contract import NOW, REF, new
 from tests.roundgate.storage.test_postgres import Connect
-from tests.roundgate.storage.test_postgres import clock as clock
 from tests.roundgate.storage.test_postgres import connect as connect
+from tests.roundgate.storage.test_postgres import open_sessions as open_sessions
 from tests.support.pgbouncer import Mode, Pooled, Pooler, pooler, why_not
 from tests.support.postgresql import Server
 

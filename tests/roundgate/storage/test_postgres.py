@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from roundgate.clock import Clock
 from roundgate.errors import ConfigError, Unavailable
 from roundgate.protocol.tasks import Status
-from roundgate.storage.ports import OnceStore, Opening, SessionRow, TaskQueue
+from roundgate.storage.ports import Opening, SessionRow, SessionStore, TaskQueue
 from roundgate.storage.postgres import (
     PostgresDatabase,
     PostgresQueue,
@@ -65,32 +65,6 @@ from tests.support.reopening import reopening
 
 Connect = Callable[..., PostgresDatabase]
 
-_CLAIM = """
-import asyncio, sys
-from roundgate.clock import Clock
-from roundgate.storage.ports import OnceStore
-from roundgate.storage.postgres import PostgresDatabase, PostgresSessions
-
-url, token_id, claims, me = sys.argv[1:]
-
-async def main():
-    sessions = PostgresSessions(PostgresDatabase(url), Clock())
-    store = OnceStore(sessions)
-    await store.read(token_id)  # connected
-    print("ready", flush=True)
-    sys.stdin.readline()  # all begin at once
-    got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
-    print(*("won" if record is None else record.answers for record in got), sep="\\n")
-    await sessions.aclose()
-
-asyncio.run(main())
-"""
-
-
-@pytest.fixture
-def clock() -> FixedClock:
-    return FixedClock()
-
 
 @pytest.fixture
 async def connect(postgresql: Server) -> AsyncIterator[Connect]:
@@ -104,6 +78,11 @@ async def connect(postgresql: Server) -> AsyncIterator[Connect]:
     yield one
     for database in made:
         await database.aclose()
+
+
+@pytest.fixture
+def open_sessions(connect: Connect, clock: FixedClock) -> Callable[[], SessionStore]:
+    return lambda: PostgresSessions(connect(), clock)
 
 
 class TestPostgresTasks(task_contract.TaskStoreContract):
@@ -192,15 +171,10 @@ class TestPostgresOnce(once_contract.OnceStoreContract):
     """The contract of `once`."""
 
     @pytest.fixture
-    def reopen(self, connect: Connect, clock: FixedClock) -> once_contract.Reopen:
-        return lambda: OnceStore(PostgresSessions(connect(), clock))
-
-    @pytest.fixture
     def spawn_claims(self, postgresql: Server) -> once_contract.SpawnClaims:
-        def spawn(token_id: str, processes: int, claims: int) -> list[str]:
-            return once_contract.claimed(_CLAIM, [postgresql.url, token_id, str(claims)], processes)
-
-        return spawn
+        imports = "from roundgate.storage.postgres import PostgresDatabase, PostgresSessions"
+        sessions = "PostgresSessions(PostgresDatabase(*place), Clock())"
+        return once_contract.spawning(imports, sessions, [postgresql.url])
 
     def test_processes_that_race_for_a_database_without_tables_all_get_on(
         self, spawn_claims: once_contract.SpawnClaims, postgresql: Server
@@ -212,16 +186,8 @@ class TestPostgresOnce(once_contract.OnceStoreContract):
 class TestPostgresSessions(session_contract.SessionStoreContract):
     """The contract of sessions."""
 
-    @pytest.fixture
-    def store(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
-        return PostgresSessions(connect(), clock)
-
-    @pytest.fixture
-    def another(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
-        return PostgresSessions(connect(), clock)
-
     async def test_rows_are_deleted_when_their_time_has_come(
-        self, store: PostgresSessions, connect: Connect, clock: FixedClock
+        self, store: SessionStore, connect: Connect, clock: FixedClock
     ) -> None:
         for number in range(10):
             await store.put_new(f"key {number}", b"x", clock.now_ms() + 1_000)
@@ -231,28 +197,14 @@ class TestPostgresSessions(session_contract.SessionStoreContract):
         assert [tuple(row) for row in rows] == [("another",)]
 
 
+@pytest.mark.long
 class TestPostgresAccounts(AccountContract):
     """The contract of accounts."""
 
-    @pytest.fixture
-    def store(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
-        return PostgresSessions(connect(), clock)
 
-    @pytest.fixture
-    def another(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
-        return PostgresSessions(connect(), clock)
-
-
+@pytest.mark.long
 class TestPostgresRates(RateContract):
     """The contract of shared token buckets."""
-
-    @pytest.fixture
-    def store(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
-        return PostgresSessions(connect(), clock)
-
-    @pytest.fixture
-    def another(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
-        return PostgresSessions(connect(), clock)
 
 
 class TestPostgresQueue(queue_contract.DatabaseQueueContract):

@@ -1,4 +1,4 @@
-"""The SQLite store does what every store must, on one file that several processes share."""
+"""The SQLite stores and queue do what every one must, on one file that several processes share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -18,45 +18,35 @@ from pathlib import Path
 import pytest
 
 from roundgate.errors import Unavailable
-from roundgate.storage.ports import OnceStore
+from roundgate.storage.ports import OnceStore, SessionStore
 from roundgate.storage.sqlite.database import (
+    FORGET_BYTES,
     MIGRATIONS,
     SqliteDatabase,
     migrate,
     other_version,
 )
+from roundgate.storage.sqlite.queue import HIDDEN_MS, SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions
+from roundgate.storage.sqlite.tasks import SqliteTasks
+from roundgate.storage.tasks import FORGET_AFTER_MS, TaskRef
+from roundgate.tasks.stored import StoredTasks
+from tests.roundgate.storage import queue_contract, task_contract
+from tests.roundgate.storage.account_contract import AccountContract
 from tests.roundgate.storage.once_contract import (
     LATER,
     OnceStoreContract,
-    Reopen,
     SpawnClaims,
-    claimed,
+    spawning,
 )
+from tests.roundgate.storage.rate_contract import RateContract
+from tests.roundgate.storage.session_contract import SessionStoreContract
+from tests.roundgate.storage.task_contract import END, NOW, REF, ids, new
 from tests.roundgate.storage.version_contract import COLUMN, FILLED, Opened, VersionContract
-from tests.support.clocks import FixedClock
+from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.reopening import reopening
 
-_CLAIM = """
-import asyncio, sys, time
-from pathlib import Path
-from roundgate.clock import Clock
-from roundgate.storage.ports import OnceStore
-from roundgate.storage.sqlite import SqliteDatabase, SqliteSessions
-
-path, token_id, claims, me = sys.argv[1:]
-
-async def main():
-    sessions = SqliteSessions(SqliteDatabase(Path(path)), Clock())
-    store = OnceStore(sessions)
-    print("ready", flush=True)
-    sys.stdin.readline()  # all begin at once
-    got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
-    print(*("won" if record is None else record.answers for record in got), sep="\\n")
-    await sessions.aclose()
-
-asyncio.run(main())
-"""
+OpenSessions = Callable[[], SessionStore]
 
 _INSERT = """
 import sqlite3, sys
@@ -73,22 +63,16 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def clock() -> FixedClock:
-    return FixedClock()
-
-
-@pytest.fixture
-async def reopen(path: Path, clock: FixedClock) -> AsyncIterator[Reopen]:
+async def open_sessions(path: Path, clock: FixedClock) -> AsyncIterator[OpenSessions]:
     async with reopening(lambda: SqliteSessions(SqliteDatabase(path), clock)) as open_one:
-        yield lambda: OnceStore(open_one())
+        yield open_one
 
 
 @pytest.fixture
 def spawn_claims(path: Path) -> SpawnClaims:
-    def spawn(token_id: str, processes: int, claims: int) -> list[str]:
-        return claimed(_CLAIM, [str(path), token_id, str(claims)], processes)
-
-    return spawn
+    imports = "from roundgate.storage.sqlite import SqliteDatabase, SqliteSessions"
+    sessions = "SqliteSessions(SqliteDatabase(Path(*place)), Clock())"
+    return spawning(imports, sessions, [str(path)], connects=False)
 
 
 class TestSqliteOnce(OnceStoreContract):
@@ -112,6 +96,80 @@ class TestSqliteOnce(OnceStoreContract):
     def test_making_a_store_touches_no_file(self, path: Path, clock: FixedClock) -> None:
         SqliteSessions(SqliteDatabase(path), clock)
         assert not path.parent.exists()
+
+
+class TestSqliteSessions(SessionStoreContract):
+    """The contract, on SQLite."""
+
+    async def test_rows_are_deleted_when_their_time_has_come(
+        self, store: SessionStore, path: Path, clock: FixedClock
+    ) -> None:
+        for number in range(10):
+            await store.put_new(f"key {number}", b"x", clock.now_ms() + 1_000)
+        clock.skip(120)
+        await store.put_new("another", b"y", LATER)
+        with sqlite3.connect(path) as db:
+            assert db.execute("select key from sessions").fetchall() == [("another",)]
+        db.close()
+
+    async def test_large_rows_are_deleted_a_few_at_a_time(
+        self, store: SessionStore, path: Path, clock: FixedClock
+    ) -> None:
+        for number in range(5):
+            await store.put_new(
+                f"key {number}", b"x" * (FORGET_BYTES // 2), clock.now_ms() + number
+            )
+        clock.skip(120)
+        left = []
+        for number in range(4):
+            await store.put_new(f"later {number}", b"", LATER)
+            with sqlite3.connect(path) as db:
+                select = "select count(*) from sessions where key like 'key %'"
+                left.append(db.execute(select).fetchone()[0])
+            db.close()
+        assert left == [3, 1, 0, 0]
+
+
+class TestSqliteAccounts(AccountContract):
+    """The contract of accounts, on SQLite."""
+
+
+class TestSqliteRates(RateContract):
+    """The contract of shared token buckets, on SQLite."""
+
+
+class TestSqliteTasks(task_contract.TaskStoreContract):
+    """The contract of tasks."""
+
+    @pytest.fixture
+    async def reopen(self, path: Path) -> AsyncIterator[task_contract.Reopen]:
+        async with reopening(
+            lambda: StoredTasks(SqliteTasks(SqliteDatabase(path, durable=False), shards=8))
+        ) as open_one:
+            yield open_one
+
+    async def test_what_expired_long_ago_is_forgotten(self, store: StoredTasks) -> None:
+        await store.create(new(call=b"x" * 9000))
+        await store.create(new(TaskRef("owner", "later"), expires_ms=END + 1))
+        assert await store.forget(END + FORGET_AFTER_MS - 1) == 0
+        assert await store.forget(END + FORGET_AFTER_MS) == 1
+        assert ids((await store.find()).records) == ["later"]
+        assert await store.read(REF, NOW) is None
+
+
+class TestSqliteQueue(queue_contract.DatabaseQueueContract):
+    """The contract of the queue."""
+
+    hidden_s = HIDDEN_MS / 1000
+
+    @pytest.fixture
+    async def reopen(
+        self, path: Path, clock: SkippingClock
+    ) -> AsyncIterator[queue_contract.Reopen]:
+        async with reopening(
+            lambda: SqliteQueue(SqliteDatabase(path, durable=False), clock)
+        ) as open_one:
+            yield open_one
 
 
 class TestSqliteVersions(VersionContract):

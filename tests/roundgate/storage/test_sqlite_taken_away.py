@@ -74,11 +74,6 @@ HARM: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.fixture
-def clock() -> FixedClock:
-    return FixedClock()
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "kept" / "gateway.db"
 
