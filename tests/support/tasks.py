@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.backends.base import Offering, Tool
 from roundgate.backends.catalog import Catalog
-from roundgate.clock import Clock, Deadline
+from roundgate.clock import Deadline
 from roundgate.protocol import detailed
 from roundgate.protocol.content import TextContent, ToolResult
 from roundgate.replay.context import Context
@@ -45,6 +46,7 @@ from roundgate.tasks.turn import Means, TurnResult
 from roundgate.tasks.worker import Worker
 from roundgate.tokens import EventTokens, Key, KeyRing
 from tests.support.catalogs import built
+from tests.support.replay import Name
 from tests.support.rounds import CAPABILITIES
 
 PUBLIC_URL = "https://mcp.example.com"
@@ -52,6 +54,37 @@ RING = KeyRing([Key(bytes(32))])
 
 Handler: TypeAlias = Callable[..., Any]
 """`async def handler(ctx, **arguments)`, or a plain function with a `SyncContext`."""
+Share: TypeAlias = "Callable[..., Shared]"
+"""The fixture `share` of the tests of tasks."""
+
+
+async def quick(ctx: Context) -> str:
+    return "quick"
+
+
+async def asks(ctx: Context) -> str:
+    return (await ctx.elicit("who", "Who?", Name)).name
+
+
+class Waiting:
+    """A handler, `run`, that has begun and waits until it is let go on; `step` does so in a step."""
+
+    def __init__(self) -> None:
+        self.began, self.free = asyncio.Event(), asyncio.Event()
+        self.ended: list[bool] = []
+        """Whether the task was cancelled, for each cancellation of the handler."""
+
+    async def run(self, ctx: Context) -> str:
+        self.began.set()
+        try:
+            await self.free.wait()
+        except asyncio.CancelledError:
+            self.ended.append(ctx.cancelled)
+            raise
+        return "done"
+
+    async def step(self, ctx: Context) -> str:
+        return str(await ctx.step("long", lambda: self.run(ctx)))
 
 
 @dataclass(frozen=True)
@@ -130,7 +163,7 @@ class Workshop:
     catalog: Catalog
     store: StoredTasks
     queue: TaskQueue
-    clock: Clock
+    clock: Any
     config: TasksConfig = field(default_factory=TasksConfig)
     public_url: str | None = PUBLIC_URL
     rows: Any = field(default_factory=Rows)
@@ -183,6 +216,28 @@ class Workshop:
         assert "isError" not in shown["result"], shown
         return shown["result"]["structuredContent"]
 
+    async def error(self, ref: TaskRef) -> str:
+        """The text of its result with `isError`."""
+        shown = await self.shown(ref)
+        assert shown["status"] == "completed", shown
+        assert shown["result"]["isError"] is True
+        text: str = shown["result"]["content"][0]["text"]
+        return text
+
+    async def until(
+        self, ref: TaskRef, is_so: Callable[[TaskRecord], bool], within_s: float = 60
+    ) -> TaskRecord:
+        """Its row once a condition holds, for real processes and clocks."""
+        until = time.monotonic() + within_s
+        while not is_so(found := await self.record(ref)):
+            assert time.monotonic() < until, found
+            await asyncio.sleep(0.02)
+        return found
+
+    async def over(self, *refs: TaskRef, within_s: float = 60) -> list[TaskRecord]:
+        """Their rows once all are terminal."""
+        return [await self.until(ref, _is_over, within_s) for ref in refs]
+
     async def answer(self, ref: TaskRef, **responses: Any) -> None:
         """`tasks/update`"""
         await self.tasks.update(
@@ -205,6 +260,14 @@ class Workshop:
     async def messages(self) -> Sequence[Message]:
         """What the queue has just now."""
         return await self.queue.receive(10, 0)
+
+    async def lost(self) -> list[TaskRef]:
+        """Take away all messages that the queue has just now; return their tasks."""
+        refs: list[TaskRef] = []
+        while messages := await self.messages():
+            await self.queue.delete(messages)
+            refs += [message.ref for message in messages]
+        return refs
 
     async def take(self, message: Message) -> TurnResult:
         """What a pool does with a message, and then with a suspect."""
@@ -238,6 +301,10 @@ class Workshop:
             turns += more
             assert len(turns) < at_most, turns
         return turns
+
+
+def _is_over(record: TaskRecord) -> bool:
+    return record.status.is_terminal
 
 
 class Files:
@@ -282,7 +349,7 @@ class Shared:
     """What processes share: a file. `workshop` is one more process."""
 
     path: Path
-    clock: Clock
+    clock: Any
     config: TasksConfig = field(default_factory=TasksConfig)
     opened: list[Any] = field(default_factory=list)
     rows: Any = field(default_factory=Rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,11 @@ from roundgate.tasks.turn import TurnResult
 from tests.support.asgi import client, config_file, stoppable
 from tests.support.clocks import FixedClock
 from tests.support.jobs import JOBS
-from tests.support.replay import Name
 from tests.support.task_client import task_settings
-from tests.support.tasks import Shared, Workshop
+from tests.support.tasks import Shared, Workshop, asks, quick
 
 HOUR = 3_600
 AHEAD = 26 * HOUR
-
-
-async def quick(ctx: Context) -> str:
-    return "quick"
-
-
-async def asks(ctx: Context) -> str:
-    return (await ctx.elicit("who", "Who?", Name)).name
 
 
 class Fleet:
@@ -76,6 +67,23 @@ class Fleet:
             await one.aclose()
 
 
+Fleets = Callable[[int], Fleet]
+
+
+@pytest.fixture
+async def fleets(path: Path) -> AsyncIterator[Fleets]:
+    """Makes fleets of so many processes on one file."""
+    made: list[Fleet] = []
+
+    def make(size: int) -> Fleet:
+        made.append(Fleet(path, size))
+        return made[-1]
+
+    yield make
+    for fleet in made:
+        await fleet.aclose()
+
+
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.INFO, "roundgate.tasks")
@@ -86,21 +94,16 @@ def log(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return told
 
 
-async def lose_messages(shop: Workshop) -> None:
-    while messages := await shop.messages():
-        await shop.queue.delete(messages)
-
-
 @pytest.mark.parametrize("size", [2, 3, 5])
 async def test_a_process_that_is_a_day_ahead_ends_no_task(
-    tmp_path: Path, size: int, log: Callable[[], list[str]]
+    fleets: Fleets, size: int, log: Callable[[], list[str]]
 ) -> None:
-    fleet = Fleet(tmp_path / "db", size)
+    fleet = fleets(size)
     right, wrong = fleet.shops[0], fleet.shops[-1]
     fleet.clocks[-1].set(AHEAD)
     await fleet.pass_time(30)
     refs = [await right.begin("quick"), await right.begin("asks")]
-    await lose_messages(right)
+    await right.lost()
     await fleet.pass_time(5 * 60)
     assert {(await right.record(ref)).status for ref in refs} == {Status.WORKING}
     # two that disagree cannot know who is right; of more the majority goes on
@@ -113,22 +116,20 @@ async def test_a_process_that_is_a_day_ahead_ends_no_task(
     assert [shop.sweep.trouble for shop in fleet.shops] == [None] * size
     assert TurnResult.FINISHED in await right.turns()
     assert (await right.record(refs[0])).status is Status.COMPLETED
-    await fleet.aclose()
 
 
-async def test_a_process_that_is_an_hour_ahead_takes_no_living_lease(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path / "db", 3)
+async def test_a_process_that_is_an_hour_ahead_takes_no_living_lease(fleets: Fleets) -> None:
+    fleet = fleets(3)
     right, wrong = fleet.shops[0], fleet.shops[-1]
     fleet.clocks[-1].set(HOUR)
     await fleet.pass_time(30)
     ref = await right.begin("quick")
     assert not isinstance(await right.worker.claim(ref), NotClaimed)
     assert await wrong.worker.claim(ref, alone=True) is NotClaimed.LEASED
-    await fleet.aclose()
 
 
-async def test_a_process_that_is_outvoted_takes_no_work(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path / "db", 3)
+async def test_a_process_that_is_outvoted_takes_no_work(fleets: Fleets) -> None:
+    fleet = fleets(3)
     right, _, wrong = fleet.shops
     fleet.clocks[-1].set(HOUR)
     await fleet.pass_time(30)
@@ -141,17 +142,15 @@ async def test_a_process_that_is_outvoted_takes_no_work(tmp_path: Path) -> None:
     for shop in (right, wrong):
         await shop.pool.stop()
     assert ran_by == [0] * 30
-    await fleet.aclose()
 
 
-async def test_of_three_clocks_that_all_differ_none_is_outvoted(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path / "db", 3)
+async def test_of_three_clocks_that_all_differ_none_is_outvoted(fleets: Fleets) -> None:
+    fleet = fleets(3)
     fleet.clocks[1].set(HOUR)
     fleet.clocks[2].set(AHEAD)
     await fleet.pass_time(30)
     assert all(shop.sweep.trouble is not None for shop in fleet.shops)
     assert not any(shop.sweep.is_outvoted for shop in fleet.shops)
-    await fleet.aclose()
 
 
 async def test_a_running_task_is_not_ended_by_a_clock_that_was_set_ahead(tmp_path: Path) -> None:
@@ -189,9 +188,9 @@ async def test_healthz_says_that_the_clock_is_not_trusted(tmp_path: Path) -> Non
 
 
 async def test_a_machine_whose_clock_is_set_a_day_ahead_and_mended_loses_no_task(
-    tmp_path: Path, log: Callable[[], list[str]]
+    fleets: Fleets, log: Callable[[], list[str]]
 ) -> None:
-    fleet = Fleet(tmp_path / "db", 2)
+    fleet = fleets(2)
     shop, clocks = fleet.shops[0], fleet.clocks
     await fleet.pass_time(30)
     ref = await shop.begin("asks")
@@ -207,15 +206,14 @@ async def test_a_machine_whose_clock_is_set_a_day_ahead_and_mended_loses_no_task
     await shop.answer(ref, who={"action": "accept", "content": {"name": "me"}})
     assert await shop.turns() == [TurnResult.FINISHED]
     assert log().count("the clock was set") == 4
-    await fleet.aclose()
 
 
 async def record(shop: Workshop, ref: Any) -> Any:
     return await shop.store.read(ref, 0)
 
 
-async def test_a_clock_that_stays_ahead_is_taken_for_right_after_an_hour(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path / "db", 1)
+async def test_a_clock_that_stays_ahead_is_taken_for_right_after_an_hour(fleets: Fleets) -> None:
+    fleet = fleets(1)
     (shop,), (clock,) = fleet.shops, fleet.clocks
     await fleet.pass_time(30)
     ref = await shop.begin("asks")
@@ -225,39 +223,37 @@ async def test_a_clock_that_stays_ahead_is_taken_for_right_after_an_hour(tmp_pat
     assert (await record(shop, ref)).status is Status.INPUT_REQUIRED
     await fleet.pass_time(20)
     assert (await record(shop, ref)).status is Status.FAILED
-    await fleet.aclose()
 
 
-async def test_after_a_long_stop_nothing_expires_for_a_minute(tmp_path: Path) -> None:
-    before = Fleet(tmp_path / "db", 1)
+async def test_after_a_long_stop_nothing_expires_for_a_minute(fleets: Fleets) -> None:
+    before = fleets(1)
     await before.pass_time(30)
     ref = await before.shops[0].begin("asks")
     await before.shops[0].turns()
     await before.aclose()
-    after = Fleet(tmp_path / "db", 1)
+    after = fleets(1)
     after.clocks[0].skip(AHEAD)
     await after.pass_time(HEARD_MS / 1000 - 5)
     assert (await record(after.shops[0], ref)).status is Status.INPUT_REQUIRED
     await after.pass_time(15)
     assert (await record(after.shops[0], ref)).status is Status.FAILED
-    await after.aclose()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
 async def test_a_fleet_that_is_set_back_an_hour_goes_on(
-    tmp_path: Path, size: int, restarted: bool
+    fleets: Fleets, size: int, restarted: bool
 ) -> None:
     """A worker died with a task before, and the message of another was lost."""
-    fleet = Fleet(tmp_path / "db", size)
+    fleet = fleets(size)
     shop = fleet.shops[0]
     await fleet.pass_time(30)
     died, lost = await shop.begin("quick"), await shop.begin("quick")
     assert not isinstance(await shop.worker.claim(died), NotClaimed)
-    await lose_messages(shop)
+    await shop.lost()
     if restarted:
         await fleet.aclose()
-        fleet = Fleet(tmp_path / "db", size)
+        fleet = fleets(size)
         shop = fleet.shops[0]
         for clock in fleet.clocks:
             clock.skip(30)
@@ -268,11 +264,10 @@ async def test_a_fleet_that_is_set_back_an_hour_goes_on(
     assert sorted(turns) == [TurnResult.FINISHED, TurnResult.FINISHED]
     for ref in (died, lost):
         assert (await shop.record(ref)).status is Status.COMPLETED
-    await fleet.aclose()
 
 
-async def test_a_living_worker_keeps_its_task_when_the_clocks_are_set_back(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path / "db", 2)
+async def test_a_living_worker_keeps_its_task_when_the_clocks_are_set_back(fleets: Fleets) -> None:
+    fleet = fleets(2)
     shop = fleet.shops[0]
     await fleet.pass_time(30)
     ref = await shop.begin("quick")
@@ -285,7 +280,6 @@ async def test_a_living_worker_keeps_its_task_when_the_clocks_are_set_back(tmp_p
         await shop.store.write(claimed.lease, events.Checkpoint(now_ms + 30_000), now_ms)
         await fleet.pass_time(15)
     assert (await shop.record(ref)).fence == claimed.lease.fence
-    await fleet.aclose()
 
 
 async def test_a_clock_that_is_ahead_does_not_let_a_round_run_again(tmp_path: Path) -> None:

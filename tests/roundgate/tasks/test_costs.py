@@ -155,7 +155,7 @@ TOOLS: Mapping[str, Handler] = {
 }
 
 
-@pytest.fixture(params=["sqlite", "dynamodb"])
+@pytest.fixture(params=["sqlite", pytest.param("dynamodb", marks=pytest.mark.long)])
 async def costs(
     request: pytest.FixtureRequest, path: Path, clock: FixedClock
 ) -> AsyncIterator[Costs]:

@@ -21,7 +21,7 @@ from roundgate.tokens import EventTokens
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
-from tests.support.tasks import PUBLIC_URL, RING, Shared, Workshop
+from tests.support.tasks import PUBLIC_URL, RING, Handler, Shared, Workshop
 
 PAID = "event:paid"
 URLS: list[str] = []
@@ -61,6 +61,17 @@ async def waiting(shop: Workshop, tool: str = "buy", **arguments: Any) -> TaskRe
     return ref
 
 
+async def at_rest(
+    shared: Shared, handler: Handler, turns: list[TurnResult] | None = None
+) -> tuple[Workshop, TaskRef]:
+    """A task that has run until it waits, perhaps by these turns."""
+    shop = shared.workshop(tool=handler)
+    ref = await shop.begin("tool")
+    done = await shop.all_turns()
+    assert turns is None or done == turns
+    return shop, ref
+
+
 async def test_a_task_waits_without_a_worker_and_goes_on_when_a_service_delivers(
     shop: Workshop,
 ) -> None:
@@ -82,14 +93,12 @@ async def test_a_url_is_the_same_in_every_run_and_leads_to_its_event(shared: Sha
         await ctx.step("again", order, paid.url)
         return [paid.url, paid.token]
 
-    shop = shared.workshop(twice=twice)
-    ref = await shop.begin("twice")
-    await shop.all_turns()
+    shop, ref = await at_rest(shared, twice)
     place = EventTokens(RING).open(URLS[0].rpartition("/")[2])
     assert place is not None
     assert (place.owner, place.task_id, place.name) == (ref.owner, ref.id, PAID)
     await shop.deliver(ref, place.name, None)
-    shared.clock.skip(3_601)  # type: ignore[attr-defined]
+    shared.clock.skip(3_601)
     await shop.sweep.sweep()
     await shop.all_turns()
     assert await shop.value(ref) == [URLS[0], URLS[0].rpartition("/")[2]]
@@ -102,9 +111,7 @@ async def test_what_arrives_before_it_is_waited_for_is_there(shared: Shared) -> 
         await ctx.elicit("who", "Who?", Name)
         return {"paid": await paid.wait()}
 
-    shop = shared.workshop(early=early)
-    ref = await shop.begin("early")
-    assert await shop.all_turns() == [TurnResult.ASKED]
+    shop, ref = await at_rest(shared, early, [TurnResult.ASKED])
     assert await shop.deliver(ref, PAID, [1]) is Delivered.KEPT
     assert await shop.all_turns() == [], "it waits for its client"
     await shop.answer(ref, who=accept(name="me"))
@@ -128,7 +135,7 @@ async def test_what_arrives_while_a_worker_runs_the_task_is_found_by_its_next_tu
     assert await shop.turns() == [TurnResult.RELEASED]
     record = await shop.record(ref)
     assert (record.wake_ms, len(await shop.messages())) == (0, 1)
-    shared.clock.skip(31)  # type: ignore[attr-defined]  # that message was read above
+    shared.clock.skip(31)  # that message was read above
     await shop.sweep.sweep()
     assert await shop.all_turns() == [TurnResult.FINISHED]
     assert await shop.value(ref) == {"paid": "now"}
@@ -140,9 +147,7 @@ async def test_a_task_that_asks_and_waits_goes_on_and_asks_again(shared: Shared)
         answer, payload = await asyncio.gather(ctx.elicit("who", "Who?", Name), paid.wait())
         return [answer.name, payload]
 
-    shop = shared.workshop(both=both)
-    ref = await shop.begin("both")
-    assert await shop.all_turns() == [TurnResult.ASKED]
+    shop, ref = await at_rest(shared, both, [TurnResult.ASKED])
     assert await shop.deliver(ref, PAID, 7) is Delivered.WAKES
     assert (await shop.shown(ref))["status"] == "working"
     assert await shop.all_turns() == [TurnResult.ASKED]
@@ -246,7 +251,7 @@ async def test_a_repeated_payload_does_not_take_the_message_of_a_task_that_sleep
     assert await shop.all_turns() == [TurnResult.RELEASED]
     assert await shop.deliver(ref, PAID, 7) is Delivered.AGAIN
     assert await shop.all_turns() == []
-    shared.clock.skip(20)  # type: ignore[attr-defined]
+    shared.clock.skip(20)
     assert await shop.all_turns() == [TurnResult.FINISHED]
 
 
@@ -267,9 +272,7 @@ async def test_after_a_restart_the_old_url_leads_nowhere(shared: Shared) -> None
             await ctx.restart(left=0)
         return {"paid": await paid.wait()}
 
-    shop = shared.workshop(rounds=rounds)
-    ref = await shop.begin("rounds")
-    assert await shop.all_turns() == [TurnResult.RESTARTED, TurnResult.RELEASED]
+    shop, ref = await at_rest(shared, rounds, [TurnResult.RESTARTED, TurnResult.RELEASED])
     old, new = (EventTokens(RING).open(url.rpartition("/")[2]) for url in URLS)
     assert old is not None
     assert new is not None
@@ -289,9 +292,7 @@ async def test_each_branch_has_its_own_event(shared: Shared) -> None:
 
         return {"values": await ctx.map(one, [7, 9])}
 
-    shop = shared.workshop(many=many)
-    ref = await shop.begin("many")
-    await shop.all_turns()
+    shop, ref = await at_rest(shared, many)
     names = [mark.name for mark in (await shop.record(ref)).events]
     assert names == ["map/7/event:paid", "map/9/event:paid"]
     assert await shop.deliver(ref, names[1], "nine") is Delivered.WAKES
@@ -310,9 +311,7 @@ async def test_a_branch_may_have_a_space_in_its_name(shared: Shared) -> None:
         pay.__qualname__ = "pay one"
         return {"paid": list(await asyncio.gather(pay(), pay()))}
 
-    shop = shared.workshop(named=named)
-    ref = await shop.begin("named")
-    assert await shop.all_turns() == [TurnResult.RELEASED]
+    shop, ref = await at_rest(shared, named, [TurnResult.RELEASED])
     for number in range(2):
         await shop.deliver(ref, f"pay one@{number}/event:paid", number)
     await shop.all_turns()
@@ -330,14 +329,12 @@ async def test_the_first_of_two_events_wins_in_every_run(shared: Shared) -> None
             task.cancel()
         return first
 
-    shop = shared.workshop(race=race)
-    ref = await shop.begin("race")
-    await shop.all_turns()
+    shop, ref = await at_rest(shared, race)
     await shop.deliver(ref, "event:two", "two")
     await shop.all_turns()
     await shop.deliver(ref, "event:one", "one")
     for _ in range(3):
-        shared.clock.skip(3_600)  # type: ignore[attr-defined]
+        shared.clock.skip(3_600)
         await shop.sweep.sweep()
         await shop.all_turns()
     assert await shop.value(ref) == ["two"]
@@ -355,10 +352,8 @@ async def test_a_time_limit_around_a_wait_ends_it_and_a_later_wait_gets_the_payl
             await ctx.step("remind", order, "remind")
         return {"late": await paid.wait()}
 
-    shop = shared.workshop(patient=patient)
-    ref = await shop.begin("patient")
-    await shop.all_turns()
-    shared.clock.skip(11)  # type: ignore[attr-defined]
+    shop, ref = await at_rest(shared, patient)
+    shared.clock.skip(11)
     await shop.sweep.sweep()
     assert await shop.all_turns() == [TurnResult.RELEASED]
     assert URLS == ["remind"]
@@ -374,9 +369,7 @@ async def test_it_can_be_waited_for_twice(shared: Shared) -> None:
         first["amount"] = 0
         return [first, await paid.wait()]
 
-    shop = shared.workshop(twice=twice)
-    ref = await shop.begin("twice")
-    await shop.all_turns()
+    shop, ref = await at_rest(shared, twice)
     await shop.deliver(ref, PAID, {"amount": 7})
     await shop.all_turns()
     assert await shop.value(ref) == [{"amount": 0}, {"amount": 7}]
@@ -388,9 +381,7 @@ async def test_a_plain_function_waits_too(shared: Shared) -> None:
         ctx.step("order", order, paid.url)
         return [paid.name, paid.wait(), paid.token in paid.url]
 
-    shop = shared.workshop(plain=plain)
-    ref = await shop.begin("plain")
-    assert await shop.all_turns() == [TurnResult.RELEASED]
+    shop, ref = await at_rest(shared, plain, [TurnResult.RELEASED])
     await shop.deliver(ref, PAID, 7)
     await shop.all_turns()
     assert await shop.value(ref) == ["paid", 7, True]
@@ -407,9 +398,7 @@ async def test_a_message_that_was_logged_before_a_wait_is_not_logged_again(
         return {}
 
     caplog.set_level("INFO", "roundgate.handler")
-    shop = shared.workshop(says=says)
-    ref = await shop.begin("says")
-    await shop.all_turns()
+    shop, ref = await at_rest(shared, says)
     await shop.deliver(ref, PAID, 7)
     await shop.all_turns()
     said = [line.fields["data"] for line in caplog.records if hasattr(line, "fields")]
@@ -421,13 +410,10 @@ async def test_a_task_has_so_many_open_events_and_no_more(shared: Shared) -> Non
         return {"events": [(await ctx.event(f"e{n}")).name for n in range(4)]}
 
     shared.config = TasksConfig(max_open_events=3)
-    shop = shared.workshop(greedy=greedy)
-    ref = await shop.begin("greedy")
-    await shop.all_turns()
-    shown = await shop.shown(ref)
-    assert shown["result"]["isError"] is True
-    assert "already has 3 open events" in shown["result"]["content"][0]["text"]
-    assert "tasks.max_open_events" in shown["result"]["content"][0]["text"]
+    shop, ref = await at_rest(shared, greedy)
+    text = await shop.error(ref)
+    assert "already has 3 open events" in text
+    assert "tasks.max_open_events" in text
 
 
 async def test_payloads_count_towards_what_a_task_may_remember(shared: Shared) -> None:
@@ -438,17 +424,14 @@ async def test_payloads_count_towards_what_a_task_may_remember(shared: Shared) -
         return {}
 
     shared.config = TasksConfig(max_journal_bytes=20_000)
-    shop = shared.workshop(collects=collects)
-    ref = await shop.begin("collects")
-    await shop.all_turns()
+    shop, ref = await at_rest(shared, collects)
     for number in range(5):
         if (await shop.shown(ref))["status"] != "working":
             break
         await shop.deliver(ref, f"event:e{number}", "x" * 8_000)
         await shop.all_turns()
     assert number == 3
-    text = (await shop.shown(ref))["result"]["content"][0]["text"]
-    assert "more than 20000 bytes" in text
+    assert "more than 20000 bytes" in await shop.error(ref)
 
 
 async def test_without_a_public_url_a_handler_is_told_what_to_set(shared: Shared) -> None:
@@ -460,8 +443,7 @@ async def test_without_a_public_url_a_handler_is_told_what_to_set(shared: Shared
     shop.__post_init__()
     ref, other = await shop.begin("buy"), await shop.begin("token_only")
     await shop.all_turns()
-    text = (await shop.shown(ref))["result"]["content"][0]["text"]
-    assert "GATEWAY_PUBLIC_URL is not set" in text
+    assert "GATEWAY_PUBLIC_URL is not set" in await shop.error(ref)
     assert EventTokens(RING).open((await shop.value(other))["token"]) is not None
 
 
@@ -469,4 +451,4 @@ async def test_without_a_public_url_a_handler_is_told_what_to_set(shared: Shared
 async def test_a_time_limit_is_positive(shop: Workshop, timeout_s: float) -> None:
     ref = await shop.begin("buy", timeout_s=timeout_s)
     await shop.all_turns()
-    assert (await shop.shown(ref))["result"]["isError"] is True
+    assert await shop.error(ref)

@@ -34,6 +34,7 @@ from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name
 from tests.support.rounds import accept
 from tests.support.task_client import TaskClient, tasked
+from tests.support.task_client import ref_of as ref
 from tests.support.tasks import Shared
 
 SECRET = "4242 4242 4242 4242"
@@ -152,6 +153,12 @@ class Operator:
         status = await asyncio.to_thread(main, ["tasks", *arguments])
         return status, *self._capsys.readouterr()
 
+    async def retry(self, task_id: str) -> str:
+        """The reference of the task that continues one."""
+        status, out, err = await self("retry", ref(task_id))
+        assert (status, err) == (0, "")
+        return out.partition("continues as ")[2].partition(":")[0]
+
     async def found(self, *arguments: str) -> list[str]:
         """The ids that a list finds."""
         _, out, _ = await self("list", "--json", *arguments)
@@ -161,10 +168,6 @@ class Operator:
 @pytest.fixture
 def operator(capsys: pytest.CaptureFixture[str]) -> Operator:
     return Operator(capsys)
-
-
-def ref(task_id: str) -> str:
-    return f"{task_owner(LOCAL)}.{task_id}"
 
 
 async def failed_order(ann: TaskClient) -> str:
@@ -272,9 +275,7 @@ async def test_a_task_is_taken_up_again_at_the_failed_step(
     async with tasked(tmp_path, *TOOLS) as ann:
         task_id = await failed_order(ann)
         before = await ann.get(task_id)
-        status, out, err = await operator("retry", ref(task_id))
-        assert (status, err) == (0, "")
-        going_on = out.partition("continues as ")[2].partition(":")[0]
+        going_on = await operator.retry(task_id)
         new_id = going_on.partition(".")[2]
         task = await ann.over(new_id)
         assert task["result"]["structuredContent"] == ["reserve 1", "charge 4", "ship 1"]
@@ -380,13 +381,11 @@ async def test_one_that_fails_again_can_be_taken_up_again_again(
     async with tasked(tmp_path, *TOOLS) as ann:
         task_id = await failed_order(ann)
         BROKEN.add("charge")
-        _, out, _ = await operator("retry", ref(task_id))
-        second = out.partition("continues as ")[2].partition(":")[0]
+        second = await operator.retry(task_id)
         assert (await ann.over(second.partition(".")[2]))["result"]["isError"] is True
         BROKEN.clear()
-        _, out, _ = await operator("retry", second)
-        third = out.partition("continues as ")[2].partition(":")[0].partition(".")[2]
-        await ann.text(third)
+        third = await operator.retry(second.partition(".")[2])
+        await ann.text(third.partition(".")[2])
     assert (CALLS["reserve"], CALLS["ship"]) == (1, 1)
 
 
@@ -413,8 +412,7 @@ async def test_an_error_in_the_words_of_the_tool_is_that_of_its_step(
         task_id = await ann.begin("explain")
         await ann.over(task_id)
         BROKEN.clear()
-        _, out, _ = await operator("retry", ref(task_id))
-        new_id = out.partition("continues as ")[2].partition(":")[0].partition(".")[2]
+        new_id = (await operator.retry(task_id)).partition(".")[2]
         assert await ann.text(new_id) == "charge 2"
 
 
@@ -467,9 +465,7 @@ async def test_of_steps_beside_the_failed_one_those_that_ended_well_are_remember
         task_id = await ann.begin("several")
         await ann.over(task_id)
         BROKEN.clear()
-        _, out, err = await operator("retry", ref(task_id))
-        new_id = out.partition("continues as ")[2].partition(":")[0].partition(".")[2]
-        assert new_id, err
+        new_id = (await operator.retry(task_id)).partition(".")[2]
         assert len((await ann.over(new_id))["result"]["structuredContent"]) == 3
 
 

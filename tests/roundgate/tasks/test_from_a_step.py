@@ -120,15 +120,9 @@ async def test_a_question_is_asked_again_and_the_answer_of_before_is_not_taken(
     assert list((await shop.shown(going_on))["inputRequests"]) == ["who@2"]
     await shop.answer(going_on, who=accept(name="the answer of before"))
     assert await shop.all_turns() == []
-    await shop.tasks.update(_owner(), going_on.id, {"who@2": accept(name="another")})
+    await shop.answer(going_on, **{"who@2": accept(name="another")})
     assert await shop.all_turns() == [TurnResult.RELEASED]
     assert CALLS["reserve"] == 1
-
-
-def _owner() -> Any:
-    from roundgate.auth.principal import LOCAL
-
-    return LOCAL
 
 
 async def test_what_was_done_after_the_failure_is_forgotten_with_it(shared: Shared) -> None:
@@ -177,7 +171,7 @@ async def test_a_parked_task_goes_on_under_its_own_id(shared: Shared) -> None:
     assert await after.all_turns() == [TurnResult.ASKED]
     assert CALLS == {"plan": 1, "quote": 2}
     assert list((await after.shown(ref))["inputRequests"]) == ["who@2"]
-    await after.tasks.update(_owner(), ref.id, {"who@2": accept(name="again")})
+    await after.answer(ref, **{"who@2": accept(name="again")})
     assert await after.all_turns() == [TurnResult.FINISHED]
     assert await after.value(ref) == ["plan 1", "quote 2", "again"]
 
@@ -197,7 +191,7 @@ async def test_a_payload_that_comes_while_a_parked_task_is_wound_back_is_kept(
     before, after = shared.workshop(tool=version(service)), shared.workshop(tool=version(other))
     ref = await before.begin("tool")
     assert await before.all_turns() == [TurnResult.RELEASED]
-    shared.clock.skip(6)  # type: ignore[attr-defined]
+    shared.clock.skip(6)
     await after.sweep.sweep()
     assert await after.all_turns() == [TurnResult.PARKED]
     assert await after.deliver(ref, "event:paid", 7) is Delivered.KEPT, "it stays parked"
@@ -214,7 +208,7 @@ async def test_a_payload_that_comes_while_a_parked_task_is_wound_back_is_kept(
     await rewind(after.store, ref, after.clock.now_ms(), "quote")
     assert [mark.name for mark in (await after.record(ref)).events] == ["event:paid"]
     assert await after.all_turns() == [TurnResult.RELEASED]
-    shared.clock.skip(6)  # type: ignore[attr-defined]
+    shared.clock.skip(6)
     await after.sweep.sweep()
     await after.all_turns()
     assert await after.value(ref) == [7]
@@ -271,7 +265,7 @@ async def test_the_command_says_what_happens_again_and_wants_a_yes(
     shared: Shared, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop = shared.workshop(order=order)
-    shared.clock.set(0)  # type: ignore[attr-defined]
+    shared.clock.set(0)
     ref = await at_the_end(shop)
     wanted = (str(ref), "--from", "who")
     status, out, err = await operate(shared, capsys, *wanted)

@@ -21,7 +21,7 @@ from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.database import SqliteDatabase
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import Ending, TaskRef, TaskStore
+from roundgate.storage.tasks import Ending, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks import hidden
 from roundgate.tasks.hidden import (
     GAP_MS,
@@ -53,7 +53,18 @@ async def at_once(ask: Callable[[], Awaitable[T]]) -> T:
     return await ask()
 
 
-@pytest.fixture(params=["sqlite", "dynamodb"])
+def hidden_tasks(
+    store: StoredTasks, clock: FixedClock, config: TasksConfig, repeatable_ms: int = 0
+) -> HiddenTasks:
+    return HiddenTasks(
+        *(store, clock, config, at_once),
+        wait_ms=WAIT_MS,
+        repeatable_ms=repeatable_ms,
+        view="",
+    )
+
+
+@pytest.fixture(params=["sqlite", pytest.param("dynamodb", marks=pytest.mark.long)])
 async def another(
     request: pytest.FixtureRequest, tmp_path: Path, clock: FixedClock
 ) -> AsyncIterator[Another]:
@@ -70,18 +81,15 @@ async def another(
             else:
                 store = SqliteTasks(SqliteDatabase(tmp_path / "shared.sqlite3"))
             stack.push_async_callback(store.aclose)
-            config = TasksConfig(**limits)
-            return HiddenTasks(
-                StoredTasks(store),
-                clock,
-                config,
-                at_once,
-                wait_ms=WAIT_MS,
-                repeatable_ms=repeatable_ms,
-                view="",
-            )
+            return hidden_tasks(StoredTasks(store), clock, TasksConfig(**limits), repeatable_ms)
 
         yield make
+
+
+async def head(tasks: HiddenTasks, ref: TaskRef) -> TaskRecord:
+    record = await tasks.head(ref)
+    assert record is not None
+    return record
 
 
 async def answered(tasks: HiddenTasks, **more: Any) -> TaskRef:
@@ -114,8 +122,7 @@ async def test_the_first_answer_counts_and_one_to_an_earlier_question_never(
     assert held.claimed.answers == {"mark.0": b"answer"}
     await held.suspend(b"next", {"other.0": b"{}"})
     await another().answer(ref, "mark.0", b"late", ends=False)
-    record = await tasks.head(ref)
-    assert record is not None
+    record = await head(tasks, ref)
     assert (record.status, record.asked) == (Status.INPUT_REQUIRED, ("other.0",))
 
 
@@ -128,8 +135,7 @@ async def test_an_answer_that_ends_the_call_leaves_no_question_open(another: Ano
 
 
 async def claimed(tasks: HiddenTasks, ref: TaskRef) -> hidden.Holding:
-    record = await tasks.head(ref)
-    assert record is not None
+    record = await head(tasks, ref)
     held = await tasks.claim(record)
     assert held is not None
     return held
@@ -139,8 +145,7 @@ async def test_a_first_round_is_claimed_by_its_process_and_known_as_one(another:
     tasks = another()
     held = await tasks.report(CALL)
     assert held.is_first
-    record = await tasks.head(held.ref)
-    assert record is not None
+    record = await head(tasks, held.ref)
     assert await another().claim(replace(record, lease_until_ms=0)) is None
     await held.suspend(b"state", ASKED)
     await tasks.answer(held.ref, "mark.0", b"answer", ends=False)
@@ -151,8 +156,7 @@ async def test_what_was_taken_over_is_ended_by_its_new_process_alone(another: An
     tasks = another()
     ref = await answered(tasks)
     stalled = await claimed(tasks, ref)
-    record = await tasks.head(ref)
-    assert record is not None
+    record = await head(tasks, ref)
     taken = await another().claim(record)
     assert taken is not None
     for lost in (stalled.beat(), stalled.finish(b"stale", Ending.OK), stalled.suspend(b"", ASKED)):
@@ -167,8 +171,7 @@ async def test_a_lease_that_was_renewed_since_it_was_seen_is_not_taken(
 ) -> None:
     ref = await answered(another())
     held = await claimed(another(), ref)
-    record = await another().head(ref)
-    assert record is not None
+    record = await head(another(), ref)
     clock.skip(1)
     await held.beat()
     clock.skip(3_600)
@@ -223,8 +226,7 @@ async def test_a_replaced_call_that_still_runs_does_not_end_the_call_that_replac
 
 async def test_a_request_does_not_claim_the_call_that_replaced_its_own(another: Another) -> None:
     tasks = another()
-    seen = await tasks.head(await answered(tasks))
-    assert seen is not None
+    seen = await head(tasks, await answered(tasks))
     ref = await another().ask(replace(CALL, call_id="another"), b"second", {})
     assert await tasks.claim(seen) is None
     assert (await claimed(tasks, ref)).claimed.state == b"second"
@@ -251,8 +253,7 @@ async def test_a_creation_that_is_repeated_finds_its_own_task(another: Another) 
     tasks._store.create = create  # type: ignore[method-assign]
     tasks.patiently = twice
     ref = await tasks.ask(CALL, b"state", ASKED)
-    record = await another().head(ref)
-    assert record is not None
+    record = await head(another(), ref)
     assert record.status is Status.INPUT_REQUIRED
 
 
@@ -275,8 +276,7 @@ async def test_a_task_expires_after_the_last_round_that_asked(
         clock.skip(WAIT_MS / 2000)
         held = await claimed(tasks, ref)
         await held.suspend(b"state", {f"{mark}.0": b"{}"})
-        record = await tasks.head(ref)
-        assert record is not None
+        record = await head(tasks, ref)
         assert record.expires_ms == record.due_ms == clock.now_ms() + WAIT_MS + LEEWAY_MS
         assert not tasks.is_late(record, clock.now_ms() + WAIT_MS)
         assert tasks.is_late(record, clock.now_ms() + WAIT_MS + 1)
@@ -292,8 +292,7 @@ async def test_a_round_that_takes_long_does_not_expire(another: Another, clock: 
         record = await tasks._store.read(held.ref, clock.now_ms())
         assert record is not None
     await held.finish(b"outcome", Ending.OK)
-    record = await tasks.head(held.ref)
-    assert record is not None
+    record = await head(tasks, held.ref)
     assert record.expires_ms == clock.now_ms() + KEEP_MS
 
 
@@ -312,9 +311,7 @@ async def test_the_end_of_a_call_is_kept_for_a_while_and_not_for_days(
     shared: Shared, clock: FixedClock
 ) -> None:
     shop = shared.workshop()
-    tasks = HiddenTasks(
-        shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, repeatable_ms=0, view=""
-    )
+    tasks = hidden_tasks(shop.store, clock, shop.config)
     ref = await answered(tasks)
     await (await claimed(tasks, ref)).finish(b"outcome", Ending.OK)
     clock.skip(KEEP_MS / 1000 - 1)
@@ -329,7 +326,8 @@ async def test_the_end_of_a_call_is_kept_for_a_while_and_not_for_days(
 def sight(clock: FixedClock) -> Callable[[int, int], bool]:
     """Looks at a lease that ends so many milliseconds from the beginning, after so many more."""
     looks, began_ms = Sight(clock), clock.now_ms()
-    seen = hidden_record()
+    ref = TaskRef("owner", "~id")
+    seen = TaskRecord(ref, "greet", Status.WORKING, None, 0, 0, 0, 1, fence=1)
 
     def look(until_ms: int, after_ms: int) -> bool:
         clock.skip(after_ms / 1000)
@@ -337,12 +335,6 @@ def sight(clock: FixedClock) -> Callable[[int, int], bool]:
         return looks.is_free(replace(seen, lease_until_ms=end_ms))
 
     return look
-
-
-def hidden_record() -> Any:
-    from roundgate.storage.tasks import TaskRecord
-
-    return TaskRecord(TaskRef("owner", "~id"), "greet", Status.WORKING, None, 0, 0, 0, 1, fence=1)
 
 
 Look = Callable[[int, int], bool]
@@ -381,9 +373,7 @@ async def test_no_client_sees_a_hidden_task_and_no_worker_runs_it(
     shared: Shared, clock: FixedClock
 ) -> None:
     shop = shared.workshop()
-    tasks = HiddenTasks(
-        shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, repeatable_ms=0, view=""
-    )
+    tasks = hidden_tasks(shop.store, clock, shop.config)
     ref = await answered(tasks)
     assert await shop.tasks.record(ANN, ref.id) is None
     with pytest.raises(TaskNotFound):
@@ -392,8 +382,7 @@ async def test_no_client_sees_a_hidden_task_and_no_worker_runs_it(
         await shop.tasks.cancel(ANN, ref.id)
     assert await shop.worker.work(ref) is TurnResult.NOT_CLAIMED
     assert await shop.messages() == []
-    record = await tasks.head(ref)
-    assert record is not None
+    record = await head(tasks, ref)
     assert (record.status, record.fence) == (Status.WORKING, 0)
 
 
@@ -401,9 +390,7 @@ async def test_a_hidden_task_that_has_expired_is_deleted_and_sent_to_nobody(
     shared: Shared, clock: FixedClock
 ) -> None:
     shop = shared.workshop()
-    tasks = HiddenTasks(
-        shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, repeatable_ms=0, view=""
-    )
+    tasks = hidden_tasks(shop.store, clock, shop.config)
     refs = [await answered(tasks), await tasks.ask(replace(CALL, request_id=8), b"s", ASKED)]
     clock.skip(WAIT_MS / 1000)
     assert await shop.sweep.sweep() == 0
@@ -432,13 +419,26 @@ async def test_a_cancellation_that_comes_before_the_task_ends_the_call(
     clock.skip(WAIT_MS / 1000 + 1)
     assert await tasks.ask(CALL, b"state", ASKED) == ref
     await another().cancel_call(ref)
-    record = await tasks.head(ref)
-    assert record is not None
+    record = await head(tasks, ref)
     assert (record.status, record.call_id) == (Status.CANCELLED, CALL.call_id)
     assert not await tasks.is_cancelled(ref)
 
 
 # rounds of older servers
+
+
+async def send(
+    tasks: HiddenTasks, ref: TaskRef, answers: bytes = b"{}", *, continues: bool = True
+) -> Any:
+    """What comes of answers to a round."""
+    return await tasks.send(ref, "up", answers, secret="s", continues=continues)
+
+
+async def holding(tasks: HiddenTasks, ref: TaskRef, answers: bytes = b"{}") -> hidden.Holding:
+    """A round that was claimed with its answers."""
+    held = await send(tasks, ref, answers)
+    assert isinstance(held, hidden.Holding)
+    return held
 
 
 @pytest.fixture
@@ -461,20 +461,15 @@ async def test_answers_reach_the_process_that_listens_and_the_outcome_all_reques
     another: Another, round_of: TaskRef
 ) -> None:
     receiving = asyncio.create_task(another().receive(round_of))
-    sending = asyncio.create_task(
-        another().send(round_of, "up", b'{"a":1}', secret="s", continues=False)
-    )
+    sending = asyncio.create_task(send(another(), round_of, b'{"a":1}', continues=False))
     held = await receiving
     assert held is not None
     assert held.answers == b'{"a":1}'
     async with held.renewed():
         await held.finish(b"done")
     assert await sending == b"done"
-    assert await another().send(round_of, "up", b'{"a":1}', secret="s", continues=False) == b"done"
-    assert (
-        await another().send(round_of, "up", b'{"a":2}', secret="s", continues=False)
-        is NotSent.OTHER
-    )
+    assert await send(another(), round_of, b'{"a":1}', continues=False) == b"done"
+    assert await send(another(), round_of, b'{"a":2}', continues=False) is NotSent.OTHER
     assert not await another().close(round_of, "up", b"late")
 
 
@@ -482,36 +477,31 @@ async def test_operators_cannot_guess_the_answers_of_a_round_from_its_row(
     another: Another, round_of: TaskRef
 ) -> None:
     answers = b'{"a":{"pin":4711}}'
-    held = await another().send(round_of, "up", answers, secret="s", continues=True)
-    assert isinstance(held, hidden.Holding)
+    held = await holding(another(), round_of, answers)
     await held.finish(b"done")
-    record = await another().head(round_of)
-    assert record is not None
+    record = await head(another(), round_of)
     assert record.call_id not in {json.digest(json.decode(answers)), None}
     other_call = another().ref(ANN, "held", "other", 0)
     await another().send(other_call, "up", answers, secret="t", continues=True)
-    other_record = await another().head(other_call)
-    assert other_record is not None
+    other_record = await head(another(), other_call)
     assert record.call_id != other_record.call_id
 
 
 async def test_a_round_that_no_process_claims_is_lost(
     another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
-    sending = asyncio.create_task(
-        another().send(round_of, "up", b"{}", secret="s", continues=False)
-    )
+    sending = asyncio.create_task(send(another(), round_of, continues=False))
     began_ms = clock.monotonic_ms()
     assert await passing(clock, sending) is NotSent.LOST
     assert clock.monotonic_ms() - began_ms >= LEASE_MS
-    assert await another().send(round_of, "up", b"{}", secret="s", continues=False) is NotSent.LOST
+    assert await send(another(), round_of, continues=False) is NotSent.LOST
 
 
 async def test_lost_rounds_leave_room_for_the_tasks_of_their_owner(
     another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
     tasks = another(max_open_per_owner=1)
-    sending = asyncio.create_task(tasks.send(round_of, "up", b"{}", secret="s", continues=False))
+    sending = asyncio.create_task(send(tasks, round_of, continues=False))
     assert await passing(clock, sending) is NotSent.LOST
     assert (await tasks.ask(CALL, b"state", ASKED)).is_hidden
 
@@ -519,9 +509,7 @@ async def test_lost_rounds_leave_room_for_the_tasks_of_their_owner(
 async def test_a_process_that_comes_too_late_does_not_run_a_lost_round(
     another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
-    sending = asyncio.create_task(
-        another().send(round_of, "up", b"{}", secret="s", continues=False)
-    )
+    sending = asyncio.create_task(send(another(), round_of, continues=False))
     assert await passing(clock, sending) is NotSent.LOST
     async with asyncio.timeout(60):
         assert await another().receive(round_of) is None
@@ -531,67 +519,56 @@ async def test_a_process_that_comes_too_late_does_not_run_a_lost_round(
 async def test_a_round_that_has_expired_is_lost(
     continues: bool, another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
-    assert isinstance(
-        await another().send(round_of, "up", b"{}", secret="s", continues=True), hidden.Holding
-    )
+    await holding(another(), round_of)
     clock.skip(KEEP_MS / 1000 + 1)
     async with asyncio.timeout(60):
-        sent = await another().send(round_of, "up", b"{}", secret="s", continues=continues)
+        sent = await send(another(), round_of, continues=continues)
     assert sent is NotSent.LOST
 
 
 async def test_the_same_answers_in_another_order_are_the_same_answers(
     another: Another, round_of: TaskRef
 ) -> None:
-    held = await another().send(round_of, "up", b'{"a":{"b":1,"c":2}}', secret="s", continues=True)
-    assert isinstance(held, hidden.Holding)
+    held = await holding(another(), round_of, b'{"a":{"b":1,"c":2}}')
     await held.finish(b"done")
-    assert (
-        await another().send(round_of, "up", b'{"a":{"c":2,"b":1.0}}', secret="s", continues=True)
-        == b"done"
-    )
+    assert await send(another(), round_of, b'{"a":{"c":2,"b":1.0}}') == b"done"
 
 
 async def test_a_round_is_kept_while_its_state_is_valid(
     another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
     tasks = another(repeatable_ms=3_600_000)
-    held = await tasks.send(round_of, "up", b"{}", secret="s", continues=True)
-    assert isinstance(held, hidden.Holding)
+    held = await holding(tasks, round_of)
     await held.finish(b"done")
     clock.skip(3_500)
     await tasks.ask(CALL, b"state", ASKED)  # cleans up, too
-    assert await tasks.send(round_of, "up", b"{}", secret="s", continues=True) == b"done"
-    sent = await tasks.send(round_of, "up", b'{"other":1}', secret="s", continues=True)
+    assert await send(tasks, round_of) == b"done"
+    sent = await send(tasks, round_of, b'{"other":1}')
     assert sent is NotSent.OTHER
 
 
 async def test_a_round_whose_process_died_is_continued_by_one_of_the_others(
     another: Another, round_of: TaskRef, clock: FixedClock
 ) -> None:
-    died = await another().send(round_of, "up", b"{}", secret="s", continues=True)
-    assert isinstance(died, hidden.Holding)
+    died = await holding(another(), round_of)
     taken = await passing(
         clock,
-        asyncio.create_task(another().send(round_of, "up", b"{}", secret="s", continues=True)),
+        asyncio.create_task(send(another(), round_of)),
     )
     assert isinstance(taken, hidden.Holding)
     assert taken.answers == b"{}"
     with pytest.raises(LeaseLost):
         await died.finish(b"stale")
     await taken.finish(b"done")
-    assert await another().send(round_of, "up", b"{}", secret="s", continues=True) == b"done"
+    assert await send(another(), round_of) == b"done"
 
 
 async def test_a_round_that_was_left_is_continued_at_once(
     another: Another, round_of: TaskRef
 ) -> None:
-    left = await another().send(round_of, "up", b"{}", secret="s", continues=True)
-    assert isinstance(left, hidden.Holding)
+    left = await holding(another(), round_of)
     await left.let_go()
-    assert isinstance(
-        await another().send(round_of, "up", b"{}", secret="s", continues=True), hidden.Holding
-    )
+    await holding(another(), round_of)
 
 
 async def test_a_round_that_was_closed_takes_no_answers(
@@ -599,16 +576,14 @@ async def test_a_round_that_was_closed_takes_no_answers(
 ) -> None:
     assert await another().close(round_of, "up", b"late")
     assert await another().close(round_of, "up", b"later")
-    assert await another().send(round_of, "up", b"{}", secret="s", continues=True) == b"late"
+    assert await send(another(), round_of) == b"late"
 
 
 async def test_a_round_that_an_operator_ended_has_no_outcome(
     another: Another, round_of: TaskRef
 ) -> None:
-    assert isinstance(
-        await another().send(round_of, "up", b"{}", secret="s", continues=True), hidden.Holding
-    )
+    await holding(another(), round_of)
     await another().cancel(round_of)
-    assert await another().send(round_of, "up", b"{}", secret="s", continues=True) is NotSent.ENDED
+    assert await send(another(), round_of) is NotSent.ENDED
     async with asyncio.timeout(60):
         assert await another().receive(round_of) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,11 +23,9 @@ from roundgate.tasks.stored import Claimed
 from roundgate.tasks.turn import TurnResult
 from roundgate_aws.worker import WorkerFunction
 from tests.support.postponing import postpone
-from tests.support.tasks import Shared, Workshop
+from tests.support.tasks import Share, Workshop, quick
 from tests.support.telemetry import recorded
 from tests.support.worker import working
-
-Share = Callable[..., Shared]
 
 TOOLS = '''
 import asyncio, os, re, time
@@ -97,16 +95,6 @@ def effects(environment: dict[str, str]) -> list[list[str]]:
     return [line.split() for line in Path(environment["EFFECTS"]).read_text().splitlines()]
 
 
-async def over(shop: Workshop, *refs: TaskRef, within_s: float) -> list[TaskRecord]:
-    until = time.monotonic() + within_s
-    while True:
-        found = [await shop.record(ref) for ref in refs]
-        if all(record.status.is_terminal for record in found):
-            return found
-        assert time.monotonic() < until, found
-        await asyncio.sleep(0.05)
-
-
 async def suspected(shop: Workshop, ref: TaskRef) -> TaskRef:
     """A task whose worker died with it and others."""
     claimed = await shop.worker.claim(ref)
@@ -134,7 +122,7 @@ async def test_one_poison_task_takes_none_of_its_neighbours_along(
         one.process.wait(60)  # it takes the process along, once
     assert one.process.returncode == (9 if kind == "exit" else 70)
     with working(config, tmp_path / "two.log", environment) as two:
-        ended = await over(shop, bad, *refs, within_s=240)
+        ended = await shop.over(bad, *refs, within_s=240)
         assert two.process.poll() is None  # and never again
     assert [record.status for record in ended] == [Status.FAILED] + [Status.COMPLETED] * 6
     assert "3 workers died or stalled while they ran this task alone" in (
@@ -167,19 +155,6 @@ async def test_each_suspect_runs_in_a_process_of_its_own(
     pids = {line[0] for line in effects(environment)}
     assert len(pids) == 2
     assert str(os.getpid()) not in pids
-
-
-async def test_a_death_in_such_a_process_counts_against_the_task_that_was_alone_there(
-    share: Share, environment: dict[str, str]
-) -> None:
-    shop = share(Clock()).workshop(poison=None)
-    children = Children(child_command())
-    ref = await suspected(shop, await shop.begin("poison", kind="exit"))
-    async with asyncio.timeout(60):
-        while not (await shop.record(ref)).status.is_terminal:
-            await children.run(ref)
-    assert (await shop.record(ref)).status is Status.FAILED
-    assert len(effects(environment)) == 3
 
 
 @pytest.mark.parametrize("kind", ["burn", "hang"])
@@ -274,8 +249,19 @@ async def test_without_processes_a_suspect_runs_while_nothing_else_does(share: S
     suspect = await suspected(shop, await shop.begin("work", number=99))
     refs = [await shop.begin("work", number=number) for number in range(8)]
     async with at_work(shop.pool):
-        await over(shop, suspect, *refs, within_s=60)
+        await shop.over(suspect, *refs, within_s=60)
     assert beside == [{99}, {99}]
+
+
+async def sent_often(shop: Workshop, ref: TaskRef) -> None:
+    """Have a sweep send a task so often that it waits for minutes before it does so again."""
+    for due_ms in range(3):
+        (late,) = [task for task in (await shop.store.open_tasks(2))[0] if task.ref == ref]
+        assert await postpone(shop.store, late, shop.clock.now_ms() + 500_000 + due_ms)
+
+
+async def looked_at_soon(shop: Workshop, ref: TaskRef) -> TaskRecord:
+    return await shop.until(ref, lambda found: (found.due_ms or 0) <= shop.clock.now_ms() + 2_000)
 
 
 async def test_a_suspect_that_waits_is_looked_at_again_soon_however_often_it_was_sent(
@@ -292,17 +278,12 @@ async def test_a_suspect_that_waits_is_looked_at_again_soon_however_often_it_was
     shop = share(Clock(), requeue_after_s=2).workshop(work=work)
     hung = await shop.begin("work", waits=True)
     suspect = await suspected(shop, await shop.begin("work", waits=False))
-    for due_ms in range(3):
-        (late,) = [task for task in (await shop.store.open_tasks(2))[0] if task.ref == suspect]
-        assert await postpone(shop.store, late, shop.clock.now_ms() + 500_000 + due_ms)
+    await sent_often(shop, suspect)
     async with at_work(shop.pool):
-        until = time.monotonic() + 60
-        while ((await shop.record(suspect)).due_ms or 0) > shop.clock.now_ms() + 2_000:
-            assert time.monotonic() < until, "nobody looks for minutes"
-            await asyncio.sleep(0.02)
-        assert (await shop.record(suspect)).resends == 0, "its message has arrived"
+        found = await looked_at_soon(shop, suspect)
+        assert found.resends == 0, "its message has arrived"
         over_now.set()
-        await over(shop, hung, suspect, within_s=60)
+        await shop.over(hung, suspect, within_s=60)
 
 
 def test_no_more_suspects_than_a_bound_wait_in_memory_and_each_once() -> None:
@@ -324,9 +305,6 @@ async def test_no_owner_takes_more_than_its_share_of_the_turns(share: Share) -> 
         hung.set()
         await over_now.wait()
 
-    async def quick(ctx: Context) -> str:
-        return "quick"
-
     shop = share(Clock(), concurrency=4).workshop(hangs=hangs, quick=quick)
     pool = Pool(shop.worker, shop.sweep, shop.queue, shop.config, share=2)
     for _ in range(8):
@@ -335,15 +313,12 @@ async def test_no_owner_takes_more_than_its_share_of_the_turns(share: Share) -> 
         await hung.wait()
         other = Principal("issuer", "somebody else", "client", frozenset())
         ref = await shop.begin("quick", principal=other)
-        await over(shop, ref, within_s=60)
+        await shop.over(ref, within_s=60)
         assert len(shop.worker.held()) == 2
         over_now.set()
 
 
 async def test_a_suspect_is_told_from_a_task_that_is_not_to_be_had(share: Share) -> None:
-    async def quick(ctx: Context) -> str:
-        return "quick"
-
     shop = share(Clock()).workshop(quick=quick)
     ref = await suspected(shop, await shop.begin("quick", principal=LOCAL))
     assert await shop.worker.work(ref) is TurnResult.SUSPECT
@@ -402,15 +377,9 @@ async def test_a_suspect_that_waits_in_a_function_is_looked_at_again_soon(
     first, waiting = [
         await suspected(shop, await shop.begin("work", waits=waits)) for waits in (True, False)
     ]
-    for due_ms in range(3):
-        (late,) = [task for task in (await shop.store.open_tasks(2))[0] if task.ref == waiting]
-        assert await postpone(shop.store, late, shop.clock.now_ms() + 500_000 + due_ms)
+    await sent_often(shop, waiting)
     handling = asyncio.ensure_future(function.handle(batch(first, waiting), 60_000))
-    until = time.monotonic() + 60
-    while ((await shop.record(waiting)).due_ms or 0) > shop.clock.now_ms() + 2_000:
-        assert time.monotonic() < until, "nobody looks for minutes"
-        await asyncio.sleep(0.02)
-    assert (await shop.record(waiting)).resends == 0
+    assert (await looked_at_soon(shop, waiting)).resends == 0
     over_now.set()
     assert await handling == {"batchItemFailures": []}
 
@@ -484,7 +453,7 @@ async def test_steps_that_end_within_the_grace_are_not_begun_again_elsewhere(
             assert one.stop() == 0
         assert (await shop.record(ref)).lease_until_ms == 0
     with working(config, tmp_path / "four.log", environment):
-        await over(shop, ref, within_s=60)
+        await shop.over(ref, within_s=60)
     assert lines(tmp_path / "tools.py.effects") == ["begun"] * 9
 
 
@@ -498,7 +467,4 @@ def longer(config: Path, *, grace_s: int) -> None:
 
 async def held(shop: Workshop, ref: TaskRef) -> None:
     """Until a worker has it."""
-    until = time.monotonic() + 60
-    while not (await shop.record(ref)).lease_until_ms:
-        assert time.monotonic() < until
-        await asyncio.sleep(0.05)
+    await shop.until(ref, lambda record: record.lease_until_ms > 0)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,9 +21,7 @@ from roundgate.tasks.stored import Claimed, Lease
 from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
 from tests.support.crashes import called
-from tests.support.tasks import Shared, Workshop
-
-Share = Callable[..., Shared]
+from tests.support.tasks import Share, Shared, Waiting, Workshop, quick
 
 LEASE_MS, SKEW_MS = 30_000, 60_000
 SKEW_S = 5
@@ -99,9 +96,7 @@ class Counting:
     def worker(self) -> Workshop:
         """A process whose store it is."""
         store: Any = self
-        return Workshop(
-            self._shop.catalog, store, self._shop.queue, self._shop.clock, self._shop.config
-        )
+        return replace(self._shop, store=store)
 
 
 async def test_steps_renew_the_lease_and_nothing_else_is_written(
@@ -128,25 +123,17 @@ async def test_the_heartbeat_moves_a_task_that_is_claimed_shortly_before_it_is_d
     share: Share, clock: FixedClock
 ) -> None:
     """Not by the claim: most tasks are over by then."""
-    over = asyncio.Event()
-
-    async def waits(ctx: Context) -> str:
-        await over.wait()
-        return "done"
-
+    waiting = Waiting()
     shared = share(lease_s=6, requeue_after_s=1)
-    shop = shared.workshop(waits=waits)
+    shop = shared.workshop(waits=waiting.run)
     ref = await shop.begin("waits")
     created_ms = (await shop.record(ref)).due_ms
     counting = Counting(shop)
     turn = asyncio.create_task(counting.worker().worker.work(ref))
-    until = time.monotonic() + 60
     clock.skip(0.5)
-    while (found := await shop.record(ref)).due_ms == created_ms:
-        assert time.monotonic() < until, "no heartbeat has moved it"
-        await asyncio.sleep(0.02)
+    found = await shop.until(ref, lambda record: record.due_ms != created_ms)
     assert found.due_ms == found.lease_until_ms + SKEW_S * 1000
-    over.set()
+    waiting.free.set()
     assert await turn is TurnResult.FINISHED
     assert counting.calls == ["claim", "checkpoint", "finish"]
 
@@ -198,8 +185,7 @@ async def test_the_first_of_several_attempts_to_write_a_step_counts_for_the_leas
     shop = shared.workshop(steps=steps)
     ref = await shop.begin("steps")
     store: Any = Silent(shop, clock, 1, after_s)
-    turn = Workshop(shop.catalog, store, shop.queue, clock, shop.config).worker.work(ref)
-    assert await turn is TurnResult.FINISHED
+    assert await replace(shop, store=store).worker.work(ref) is TurnResult.FINISHED
     assert store.calls == Counter({"with entries": 3} | ({"renewal": 1} if renewals else {}))
     assert left_ms[0] >= 7_500
 
@@ -207,33 +193,23 @@ async def test_the_first_of_several_attempts_to_write_a_step_counts_for_the_leas
 # what sweeps make of it
 
 
-async def lost(shop: Workshop) -> list[TaskRef]:
-    """What has been sent; nobody gets it."""
-    messages = await shop.messages()
-    await shop.queue.delete(messages)
-    return [message.ref for message in messages]
-
-
 @pytest.mark.parametrize("waited_s", [0, 12, 29, 31, 45, 100, 1_000])
 async def test_a_task_of_a_dead_worker_is_found_when_its_lease_ends_however_long_it_waited(
     shared: Shared, clock: FixedClock, waited_s: int
 ) -> None:
-    async def quick(ctx: Context) -> str:
-        return "quick"
-
     shop = shared.workshop(quick=quick)
     ref = await shop.begin("quick")
     for _ in range(waited_s):
         clock.skip(1)
         await shop.sweep.sweep()
-        await lost(shop)
-    await lost(shop)
+        await shop.lost()
+    await shop.lost()
     assert isinstance(await shop.worker.claim(ref), Claimed)
     lapses_s = int(shop.config.lease_s + SKEW_S)
     for second in range(1, lapses_s + 1):
         clock.skip(1)
         late = await shop.sweep.sweep()
-        assert (late, await lost(shop)) == ((0, []) if second < lapses_s else (1, [ref]))
+        assert (late, await shop.lost()) == ((0, []) if second < lapses_s else (1, [ref]))
 
 
 async def test_a_worker_that_goes_on_is_left_alone_by_every_sweep(
@@ -246,11 +222,11 @@ async def test_a_worker_that_goes_on_is_left_alone_by_every_sweep(
 
     async def step() -> None:
         clock.skip(7)
-        found.append((await shop.sweep.sweep(), *await lost(shop)))
+        found.append((await shop.sweep.sweep(), *await shop.lost()))
 
     found: list[Any] = []
     shop = shared.workshop(steps=steps)
     ref = await shop.begin("steps")
-    await lost(shop)
+    await shop.lost()
     assert await shop.worker.work(ref) is TurnResult.FINISHED
     assert found == [(0,)] * 100

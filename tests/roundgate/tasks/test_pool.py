@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +21,7 @@ from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import pool
 from roundgate.tasks.pool import Pool
 from tests.support.replay import Effects
-from tests.support.tasks import Shared, Workshop, as_stored
-
-Share = Callable[..., Shared]
+from tests.support.tasks import Share, Workshop, as_stored, quick
 
 
 @asynccontextmanager
@@ -34,15 +33,9 @@ async def at_work(shop: Workshop) -> AsyncIterator[Pool]:
         await shop.pool.stop()
 
 
-async def ends(shop: Workshop, *refs: TaskRef, within_s: float = 60) -> list[Status]:
+async def ends(shop: Workshop, *refs: TaskRef) -> list[Status]:
     """The status of each once all are over."""
-    until = time.monotonic() + within_s
-    while True:
-        found = [(await shop.record(ref)).status for ref in refs]
-        if all(status.is_terminal for status in found):
-            return found
-        assert time.monotonic() < until, found
-        await asyncio.sleep(0.02)
+    return [record.status for record in await shop.over(*refs)]
 
 
 async def test_no_more_tasks_are_worked_on_at_once_than_allowed(share: Share) -> None:
@@ -84,9 +77,6 @@ async def test_a_poisonous_task_blocks_no_other(share: Share) -> None:
     async def poison(ctx: Context) -> None:
         raise RuntimeError("again and again")
 
-    async def quick(ctx: Context) -> str:
-        return "quick"
-
     shop = share(Clock(), concurrency=1).workshop(poison=poison, quick=quick)
     await shop.queue.send(TaskRef("nobody", "nothing"))
     bad = await shop.begin("poison")
@@ -114,10 +104,6 @@ class Broken:
         return call
 
 
-async def quick(ctx: Context) -> str:
-    return "quick"
-
-
 @pytest.mark.parametrize(
     "error",
     [Unavailable("not now"), ValueError("what is this?")],
@@ -129,9 +115,8 @@ async def test_trouble_with_the_queue_passes(
 ) -> None:
     monkeypatch.setattr(pool, "PAUSE_AFTER_FAULT_S", 0.01)
     shop = share(Clock(), lease_s=1, requeue_after_s=1, sweep_every_s=0.1).workshop(quick=quick)
-    broken = Workshop(
-        shop.catalog, shop.store, Broken(shop.queue, method, error), shop.clock, shop.config
-    )
+    queue: Any = Broken(shop.queue, method, error)
+    broken = replace(shop, queue=queue)
     ref = await shop.begin("quick")
     async with at_work(broken):
         assert await ends(shop, ref) == [Status.COMPLETED]
@@ -141,8 +126,8 @@ async def test_a_message_that_cannot_be_deleted_does_not_keep_its_task_waiting(
     share: Share,
 ) -> None:
     shop = share(Clock()).workshop(quick=quick)
-    broken = Broken(shop.queue, "delete", Unavailable("not now"))
-    shop = Workshop(shop.catalog, shop.store, broken, shop.clock, shop.config)
+    queue: Any = Broken(shop.queue, "delete", Unavailable("not now"))
+    shop = replace(shop, queue=queue)
     ref = await shop.begin("quick")
     async with at_work(shop):
         assert await ends(shop, ref) == [Status.COMPLETED]
@@ -161,7 +146,7 @@ async def test_a_sweep_that_fails_is_followed_by_another(
     for message in await shop.messages():
         await shop.queue.delete([message])  # lost
     broken = Broken(shop.store, "due", error)
-    shop = Workshop(shop.catalog, as_stored(broken), shop.queue, shop.clock, shop.config)
+    shop = replace(shop, store=as_stored(broken))
     with caplog.at_level(logging.WARNING):
         async with at_work(shop):
             assert await ends(shop, ref) == [Status.COMPLETED]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +31,9 @@ from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Name, polite
-from tests.support.tasks import Shared, Workshop, catalog_of
+from tests.support.tasks import Share, Workshop, catalog_of
 from tests.support.worker_process import CONFIG, STEPS
 
-Share = Callable[..., Shared]
 TASKS = 12
 
 

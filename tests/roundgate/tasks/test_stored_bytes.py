@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from pydantic import BaseModel
 
 from roundgate.auth import LOCAL, Principal, task_owner
 from roundgate.errors import QuotaExceeded
@@ -19,16 +18,13 @@ from roundgate.tasks.hidden import HiddenTasks, NewCall
 from roundgate.tasks.stored import KEEP_MS, StoredTasks
 from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
+from tests.support.replay import Name
 from tests.support.rounds import accept
 from tests.support.tasks import Fast, Workshop, catalog_of
 
 T = TypeVar("T")
 MOST = 1_000_000
 ANN = Principal("issuer", "ann", "client")
-
-
-class Name(BaseModel):
-    name: str
 
 
 async def plain(ctx: Context, size: int = 0) -> str:
@@ -65,14 +61,6 @@ async def shop(path: Path, clock: FixedClock, accounts: Accounts) -> AsyncIterat
     tools = catalog_of(plain=plain, steps=steps, state=state, asks=asks)
     yield Workshop(tools, store, queue, clock)
     await database.aclose()
-
-
-async def text(shop: Workshop, ref: Any) -> str:
-    """The error of a task that ended with one."""
-    shown = await shop.shown(ref)
-    assert (shown["status"], shown["result"]["isError"]) == ("completed", True), shown
-    said: str = shown["result"]["content"][0]["text"]
-    return said
 
 
 async def test_ended_tasks_count_until_they_are_forgotten(
@@ -115,7 +103,7 @@ async def test_a_task_that_waits_for_days_counts_until_it_is_forgotten(
         await shop.all_turns()
     refused = await shop.begin("stretch", days=24)
     assert await shop.all_turns()
-    assert "limits.max_stored_bytes" in await text(shop, refused)
+    assert "limits.max_stored_bytes" in await shop.error(refused)
 
 
 async def test_a_call_that_was_sent_before_counts_once(shop: Workshop, accounts: Accounts) -> None:
@@ -161,7 +149,7 @@ async def test_a_task_that_needs_more_ends_with_an_error_and_others_go_on(
     ref = await shop.begin(tool, **arguments)
     other = await shop.begin("steps", principal=ANN, size=100_000, count=5)
     assert set(await shop.all_turns()) == {TurnResult.FINISHED}
-    assert "limits.max_stored_bytes" in await text(shop, ref)
+    assert "limits.max_stored_bytes" in await shop.error(ref)
     record = await shop.tasks.record(ANN, other.id)
     assert record is not None
     assert record.outcome is not None

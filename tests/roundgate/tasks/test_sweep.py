@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -26,17 +26,7 @@ from roundgate.tasks.turn import TurnResult
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
-from tests.support.tasks import Shared, Workshop, as_stored
-
-Share = Callable[..., Shared]
-
-
-async def quick(ctx: Context) -> str:
-    return "quick"
-
-
-async def asks(ctx: Context) -> str:
-    return (await ctx.elicit("who", "Who?", Name)).name
+from tests.support.tasks import Share, Shared, Workshop, as_stored, asks, quick
 
 
 async def sleeps_long(ctx: Context) -> str:
@@ -49,24 +39,11 @@ def shop(shared: Shared) -> Workshop:
     return shared.workshop(quick=quick, asks=asks, sleeps=sleeps_long)
 
 
-async def lose_messages(shop: Workshop) -> None:
-    while messages := await shop.messages():
-        await shop.queue.delete(messages)
-
-
-async def refs_sent(shop: Workshop) -> list[TaskRef]:
-    sent: list[TaskRef] = []
-    while messages := await shop.messages():
-        await shop.queue.delete(messages)
-        sent += [message.ref for message in messages]
-    return sent
-
-
 async def test_a_task_whose_message_was_lost_is_sent_again_when_it_is_due(
     shop: Workshop, clock: FixedClock
 ) -> None:
     ref = await shop.begin("quick")
-    await lose_messages(shop)
+    await shop.lost()
     clock.skip(shop.config.requeue_after_s - 0.001)
     assert await shop.sweep.sweep() == 0
     clock.skip(0.001)
@@ -82,7 +59,7 @@ async def test_an_answered_task_whose_message_was_lost_is_sent_again(
     await shop.turns()
     clock.skip(5_000)
     await shop.answer(ref, who={"action": "accept", "content": {"name": "me"}})
-    await lose_messages(shop)
+    await shop.lost()
     clock.skip(shop.config.requeue_after_s)
     await shop.sweep.sweep()
     assert await shop.turns() == [TurnResult.FINISHED]
@@ -92,7 +69,7 @@ async def test_a_task_whose_worker_died_is_sent_when_its_lease_is_over(
     shop: Workshop, clock: FixedClock
 ) -> None:
     ref = await shop.begin("quick")
-    await lose_messages(shop)
+    await shop.lost()
     assert isinstance(await shop.worker.claim(ref), Claimed)
     clock.skip(shop.config.lease_s + 5 - 0.001)  # and by what clocks may differ
     assert await shop.sweep.sweep() == 0
@@ -108,7 +85,7 @@ async def test_a_sleep_longer_than_a_message_can_be_delayed_is_ended_by_the_swee
     assert await shop.turns() == [TurnResult.RELEASED]
     clock.skip(7_199.9)
     assert await shop.sweep.sweep() == 0
-    assert await refs_sent(shop) == []
+    assert await shop.lost() == []
     clock.skip(0.1)
     assert await shop.sweep.sweep() == 1
     assert await shop.turns() == [TurnResult.FINISHED]
@@ -122,10 +99,10 @@ async def test_an_open_task_past_its_time_is_ended_and_sent_to_nobody(
     ref = await shop.begin(tool)
     if tool == "asks":
         await shop.turns()
-    await lose_messages(shop)
+    await shop.lost()
     clock.skip(shop.config.ttl_s)
     assert await shop.sweep.sweep() == 1
-    assert await refs_sent(shop) == []
+    assert await shop.lost() == []
     (kept,) = (await shop.store.find()).records
     assert (kept.ref, kept.status, kept.due_ms) == (ref, Status.FAILED, None)
     assert await shop.sweep.sweep() == 0
@@ -160,7 +137,7 @@ async def sent_over(
     for _ in range(seconds // every_s):
         clock.skip(every_s)
         await asyncio.gather(*(one.sweep() for one in sweeps))
-        sent += await refs_sent(shop)
+        sent += await shop.lost()
     return sent
 
 
@@ -170,7 +147,7 @@ async def test_a_task_that_still_waits_is_sent_again_after_ever_longer_pauses(
     shared = share(requeue_after_s=30, requeue_at_most_s=200)
     shops = [shared.workshop(quick=quick) for _ in range(3)]
     refs = [await shops[0].begin("quick") for _ in range(25)]
-    await lose_messages(shops[0])
+    await shops[0].lost()
     sweeps = [shop.sweep for shop in shops]
     for pause_s in (30, 30, 60, 120, 200, 200):
         assert sorted(await sent_over(pause_s, shops[0], clock, sweeps)) == sorted(refs), (
@@ -185,7 +162,7 @@ async def test_a_task_whose_message_waits_in_the_queue_is_not_sent_again(
     for _ in range(300):  # 25 minutes
         clock.skip(5)
         await shop.sweep.sweep()
-    assert sorted(await refs_sent(shop)) == sorted(refs)
+    assert sorted(await shop.lost()) == sorted(refs)
     assert {(await shop.record(ref)).resends for ref in refs} == {0}
 
 
@@ -193,7 +170,7 @@ async def test_tasks_are_not_sent_again_while_a_queue_without_a_lookup_is_long(
     shop: Workshop, clock: FixedClock
 ) -> None:
     refs = [await shop.begin("quick") for _ in range(20)]
-    await lose_messages(shop)
+    await shop.lost()
     long = blind(shop, depth=10_000)
     assert await sent_over(25 * 60, shop, clock, [long]) == []
     assert set(await sent_over(60 * 60, shop, clock, [long])) == set(refs), (
@@ -211,14 +188,14 @@ async def test_a_long_queue_that_knows_what_it_has_lost_is_sent_just_that(
     before = await shop.queue.depth()
     await shop.sweep.sweep()
     assert await shop.queue.depth() == 130, before
-    assert set(await refs_sent(shop)) == set(refs) >= set(lost)
+    assert set(await shop.lost()) == set(refs) >= set(lost)
 
 
 async def test_with_the_queue_short_again_what_was_lost_is_sent(
     shop: Workshop, clock: FixedClock
 ) -> None:
     refs = [await shop.begin("quick") for _ in range(20)]
-    await lose_messages(shop)
+    await shop.lost()
     assert await sent_over(60, shop, clock, [blind(shop, depth=10_000)]) == []
     assert sorted(await sent_over(60, shop, clock, [blind(shop, depth=3)])) == sorted(refs)
 
@@ -228,17 +205,17 @@ async def test_a_task_with_no_message_on_its_way_is_sent_however_long_the_queue_
 ) -> None:
     """Its worker died, or it slept for longer than a message can be delayed."""
     died, slept = await shop.begin("quick"), await shop.begin("sleeps")
-    await lose_messages(shop)
+    await shop.lost()
     assert isinstance(await shop.worker.claim(died), Claimed)
     await shop.worker.work(slept)
     long = blind(shop, depth=10_000)
     clock.skip(shop.config.lease_s + 60)
     await long.sweep()
-    assert await refs_sent(shop) == [died]
+    assert await shop.lost() == [died]
     clock.skip(7_200)
     await shop.store.apply(died, events.Cancel("over", clock.now_ms()), clock.now_ms())
     await long.sweep()
-    assert await refs_sent(shop) == [slept]
+    assert await shop.lost() == [slept]
 
 
 # several sweepers
@@ -292,7 +269,7 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     shared = share()
     shops = [shared.workshop(quick=quick) for _ in range(4)]
     refs = [await shops[0].begin("quick") for _ in range(120)]
-    await lose_messages(shops[0])
+    await shops[0].lost()
     clock.skip(60)
     stores = [
         Watched(
@@ -309,7 +286,7 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     found = await asyncio.gather(*(one.sweep() for one in sweeps))
     assert sum(found) == sum(store.moves for store in stores) == 120
     assert min(found) > 0
-    assert sorted(await refs_sent(shops[0])) == sorted(refs)
+    assert sorted(await shops[0].lost()) == sorted(refs)
     assert {shard for store in stores for shard in store.taken} == set(range(8))
     for store in stores:
         await store.aclose()
@@ -320,7 +297,7 @@ async def sharded(shared: Shared, shop: Workshop, clock: FixedClock) -> AsyncIte
     """A store of eight shards, with a hundred late tasks."""
     for _ in range(100):
         await shop.begin("quick")
-    await lose_messages(shop)
+    await shop.lost()
     clock.skip(60)
     database = SqliteDatabase(shared.path, durable=False)
     store = StoredTasks(SqliteTasks(database, shards=8), shop.queue)
@@ -334,7 +311,7 @@ async def test_one_process_sweeps_a_bounded_number_of_shards_at_the_same_time(
     found = await Sweep(as_stored(sharded), shop.queue, shop.rows, shop.clock, shop.config).sweep()
     assert (found, sharded.most) == (100, sweep.SIDE_BY_SIDE)
     assert set(sharded.taken) == set(range(8))
-    assert len(await refs_sent(shop)) == 100
+    assert len(await shop.lost()) == 100
 
 
 async def test_a_shard_that_cannot_be_swept_does_not_stop_the_one_beside_it(
@@ -344,7 +321,7 @@ async def test_a_shard_that_cannot_be_swept_does_not_stop_the_one_beside_it(
     one = Sweep(as_stored(sharded), shop.queue, shop.rows, shop.clock, shop.config)
     with pytest.raises(Unavailable):
         await one.sweep()
-    sent = len(await refs_sent(shop))
+    sent = len(await shop.lost())
     assert sent > 0
     assert sharded.now == 0, "nothing goes on unnoticed"
     clock.skip(sweep.SHARD_MS / 1000)
@@ -387,7 +364,7 @@ async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(
     shop: Workshop, clock: FixedClock
 ) -> None:
     refs = [await shop.begin("quick") for _ in range(16)]
-    await lose_messages(shop)
+    await shop.lost()
     clock.skip(60)
     dead = json.encode(["dead", clock.now_ms() + sweep.SHARD_MS])
     for shard in range(shop.store.store.shards):
@@ -395,14 +372,14 @@ async def test_what_a_sweeper_left_that_died_is_seen_to_by_another(
     assert await shop.sweep.sweep() == 0
     clock.skip(sweep.SHARD_MS / 1000)
     assert await shop.sweep.sweep() == 16
-    assert sorted(await refs_sent(shop)) == sorted(refs)
+    assert sorted(await shop.lost()) == sorted(refs)
 
 
 async def test_a_lease_of_a_shard_that_ends_too_late_came_from_a_wrong_clock(
     shop: Workshop, clock: FixedClock
 ) -> None:
     await shop.begin("quick")
-    await lose_messages(shop)
+    await shop.lost()
     clock.skip(60)
     ahead = json.encode(["ahead", clock.now_ms() + sweep.SHARD_AT_MOST_MS + 1])
     for shard in range(shop.store.store.shards):
@@ -415,7 +392,7 @@ async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
 ) -> None:
     monkeypatch.setattr(sweep, "AT_ONCE", 5)
     refs = [await shop.begin("quick") for _ in range(60)]
-    await lose_messages(shop)
+    await shop.lost()
     clock.skip(60)
 
     class Slow(Watched):
@@ -429,7 +406,7 @@ async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
     found = await slow.sweep(clock.deadline(2_500))
     assert 0 < found <= 15
     assert found + await shop.sweep.sweep() >= 60
-    assert set(await refs_sent(shop)) == set(refs)
+    assert set(await shop.lost()) == set(refs)
 
 
 async def test_more_late_tasks_than_one_look_finds_are_all_found(
@@ -437,10 +414,10 @@ async def test_more_late_tasks_than_one_look_finds_are_all_found(
 ) -> None:
     monkeypatch.setattr(sweep, "AT_ONCE", 4)
     refs = [await shop.begin("quick") for _ in range(10)]
-    await lose_messages(shop)
+    await shop.lost()
     clock.skip(60)
     assert await shop.sweep.sweep() == 10
-    assert sorted(await refs_sent(shop)) == sorted(refs)
+    assert sorted(await shop.lost()) == sorted(refs)
 
 
 async def test_what_is_over_is_never_late(shop: Workshop, clock: FixedClock) -> None:

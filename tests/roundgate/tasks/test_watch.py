@@ -30,10 +30,9 @@ from tests.support.clocks import FixedClock
 from tests.support.long import examples
 from tests.support.replay import Name
 from tests.support.rounds import accept
-from tests.support.tasks import Shared, Workshop, as_stored
+from tests.support.tasks import Share, Workshop, as_stored
 from tests.support.virtual_loop import passed_s
 
-Share = Callable[..., Shared]
 EVERY_S = 0.05
 
 

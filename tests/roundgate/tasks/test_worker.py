@@ -8,8 +8,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,24 +32,23 @@ from tests.support.crashes import called
 from tests.support.log_lines import log_lines
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
-from tests.support.tasks import Shared, Workshop, as_stored
+from tests.support.tasks import Share, Shared, Waiting, Workshop, as_stored, asks, quick
 
-Share = Callable[..., Shared]
 SKEW_S = 5
 """What clocks may differ by when nobody says anything."""
-
-
-async def quick(ctx: Context) -> str:
-    return "quick"
-
-
-async def asks(ctx: Context) -> str:
-    return (await ctx.elicit("who", "Who?", Name)).name
 
 
 async def sleeps(ctx: Context) -> str:
     await ctx.sleep(60)
     return "awake"
+
+
+async def running(shop: Workshop, waits: Waiting) -> tuple[TaskRef, asyncio.Task[TurnResult]]:
+    """A task whose handler has begun, and its turn."""
+    ref = await shop.begin("waits")
+    turn = asyncio.create_task(shop.worker.work(ref))
+    await waits.began.wait()
+    return ref, turn
 
 
 async def in_time(task: asyncio.Task[Any]) -> Any:
@@ -59,75 +58,28 @@ async def in_time(task: asyncio.Task[Any]) -> Any:
     return await task
 
 
-async def error_of(shop: Workshop, ref: TaskRef) -> str:
-    """The text of a result with `isError`."""
-    shown = await shop.shown(ref)
-    assert shown["status"] == "completed", shown
-    assert shown["result"]["isError"] is True
-    text: str = shown["result"]["content"][0]["text"]
-    return text
-
-
-async def failure_of(shop: Workshop, ref: TaskRef) -> tuple[int, str, Any]:
-    """The error of a failed task, and that its status message says the same."""
-    shown = await shop.shown(ref)
-    assert shown["status"] == "failed", shown
-    return shown["error"]["code"], shown["error"]["message"], shown["error"].get("data")
-
-
 # Messages that come to nothing
 
 
-async def _gone(shop: Workshop) -> TaskRef:
-    return TaskRef("nobody", "nothing")
-
-
-async def _expired(shop: Workshop) -> TaskRef:
-    ref = await shop.begin("quick")
-    shop.clock.skip(shop.config.ttl_s)  # type: ignore[attr-defined]
-    return ref
-
-
-async def _over(shop: Workshop) -> TaskRef:
-    ref = await shop.begin("quick")
-    assert await shop.worker.work(ref) is TurnResult.FINISHED
-    return ref
-
-
-async def _cancelled(shop: Workshop) -> TaskRef:
-    ref = await shop.begin("quick")
-    await shop.cancel(ref)
-    return ref
-
-
-async def _leased(shop: Workshop) -> TaskRef:
-    ref = await shop.begin("quick")
-    assert isinstance(await shop.worker.claim(ref), Claimed)
-    return ref
-
-
-async def _asleep(shop: Workshop) -> TaskRef:
-    ref = await shop.begin("sleeps")
-    assert await shop.worker.work(ref) is TurnResult.RELEASED
-    return ref
-
-
-async def _waiting(shop: Workshop) -> TaskRef:
-    ref = await shop.begin("asks")
-    assert await shop.worker.work(ref) is TurnResult.ASKED
-    return ref
-
-
 @pytest.mark.parametrize(
-    "make",
-    [_gone, _expired, _over, _cancelled, _leased, _asleep, _waiting],
-    ids=lambda make: make.__name__[1:],
+    "state", ["gone", "expired", "over", "cancelled", "leased", "asleep", "waiting"]
 )
 async def test_a_message_for_a_task_that_is_not_to_be_had_is_dropped_quietly(
-    shared: Shared, make: Any, caplog: pytest.LogCaptureFixture
+    shared: Shared, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shop = shared.workshop(quick=quick, asks=asks, sleeps=sleeps)
-    ref = await make(shop)
+    ref = await shop.begin({"asleep": "sleeps", "waiting": "asks"}.get(state, "quick"))
+    if state == "gone":
+        ref = TaskRef("nobody", "nothing")
+    elif state == "expired":
+        shop.clock.skip(shop.config.ttl_s)
+    elif state == "cancelled":
+        await shop.cancel(ref)
+    elif state == "leased":
+        assert isinstance(await shop.worker.claim(ref), Claimed)
+    else:
+        ends = {"asleep": TurnResult.RELEASED, "waiting": TurnResult.ASKED}
+        assert await shop.worker.work(ref) is ends.get(state, TurnResult.FINISHED)
     before = (await shop.store.find()).records
     caplog.clear()
     with caplog.at_level(logging.INFO):
@@ -148,7 +100,7 @@ async def test_an_unexpected_exception_is_a_result_with_a_reference_and_without_
     shop = shared.workshop(breaks=breaks)
     ref = await shop.begin("breaks")
     assert await shop.turns() == [TurnResult.FINISHED]
-    text = await error_of(shop, ref)
+    text = await shop.error(ref)
     (logged,) = [record for record in caplog.records if record.exc_info]
     reference = logged.fields["reference"]  # type: ignore[attr-defined]
     assert text.endswith(f"under reference {reference}")
@@ -175,7 +127,7 @@ async def test_an_exception_of_any_kind_ends_the_task_at_its_first_attempt(
     shop = shared.workshop(breaks=breaks)
     ref = await shop.begin("breaks")
     assert await shop.turns() == [TurnResult.FINISHED]
-    assert "failed unexpectedly" in await error_of(shop, ref)
+    assert "failed unexpectedly" in await shop.error(ref)
 
 
 async def test_a_result_that_is_too_large_says_so(share: Share) -> None:
@@ -185,7 +137,7 @@ async def test_a_result_that_is_too_large_says_so(share: Share) -> None:
     shop = share(max_result_bytes=1_024).workshop(large=large)
     ref = await shop.begin("large")
     await shop.turns()
-    assert (await error_of(shop, ref)).startswith("The result is too large: 2")
+    assert (await shop.error(ref)).startswith("The result is too large: 2")
 
 
 @pytest.mark.parametrize(
@@ -206,31 +158,23 @@ async def test_a_result_that_is_no_json_ends_the_task_all_the_same(
 # ctx.state, and what is too much
 
 
-async def test_a_state_that_is_no_json_when_the_run_suspends_is_an_error_of_the_tool(
-    shared: Shared,
+@pytest.mark.parametrize("has_step", [False, True], ids=["suspends", "step"])
+async def test_a_state_that_is_no_json_is_an_error_of_the_tool(
+    shared: Shared, has_step: bool
 ) -> None:
+    effects = Effects()
+
     async def strange(ctx: Context) -> None:
         ctx.state["when"] = object()
+        if has_step:
+            await ctx.step("one", effects.do, 1)
         await ctx.elicit("who", "Who?", Name)
 
     shop = shared.workshop(strange=strange)
     ref = await shop.begin("strange")
     assert await shop.turns() == [TurnResult.FINISHED]
-    assert "reference" in await error_of(shop, ref)
-
-
-async def test_a_state_that_is_no_json_at_a_step_is_an_error_of_the_tool(shared: Shared) -> None:
-    effects = Effects()
-
-    async def strange(ctx: Context) -> None:
-        ctx.state["when"] = object()
-        await ctx.step("one", effects.do, 1)
-
-    shop = shared.workshop(strange=strange)
-    ref = await shop.begin("strange")
-    assert await shop.turns() == [TurnResult.FINISHED]
-    assert "reference" in await error_of(shop, ref)
-    assert effects.seen == [1]
+    assert "reference" in await shop.error(ref)
+    assert effects.seen == ([1] if has_step else [])
 
 
 async def test_a_heartbeat_that_finds_the_state_half_done_does_not_stop(share: Share) -> None:
@@ -248,9 +192,7 @@ async def test_a_heartbeat_that_finds_the_state_half_done_does_not_stop(share: S
     shop = share(Clock(), lease_s=600).workshop(halfway=halfway)
     ref = await shop.begin("halfway")
     turn = asyncio.create_task(shop.worker.work(ref))
-    async with asyncio.timeout(60):
-        while (await shop.record(ref)).status_message != "halfway":  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await shop.until(ref, lambda record: record.status_message == "halfway")
     seen.set()
     assert await turn is TurnResult.FINISHED
     assert await shop.value(ref) == "whole"
@@ -272,7 +214,7 @@ async def test_a_journal_that_grows_too_large_is_an_error_that_names_the_largest
     assert await shop.turns() == [TurnResult.FINISHED]
     assert (
         "1024 bytes (tasks.max_journal_bytes); the largest entry is step 'huge'"
-        in await error_of(shop, ref)
+        in await shop.error(ref)
     )
     assert effects.seen == ["s", "x" * 900, "y" * 200]
 
@@ -321,10 +263,9 @@ async def test_a_task_whose_tool_no_worker_serves_for_an_hour_fails_and_says_why
     assert await later.turns() == [TurnResult.DECLINED]
     clock.skip(3_600)
     assert await later.turns() == [TurnResult.GIVEN_UP]
-    code, _, _ = await failure_of(later, ref)
-    assert code == -32603
-    message = (await later.shown(ref))["statusMessage"]
-    assert message.startswith(
+    shown = await later.shown(ref)
+    assert (shown["status"], shown["error"]["code"]) == ("failed", -32603)
+    assert shown["statusMessage"].startswith(
         "Given up because for 3600 s there was no worker that serves quick (reference "
     )
 
@@ -446,10 +387,7 @@ async def test_a_store_that_is_back_soon_is_waited_for(shared: Shared, method: s
     ref = await shop.begin("two")
     failures: dict[str, Any] = {method: 4}
     flaky = Flaky(shop.store, **failures)
-    assert (
-        await Workshop(shop.catalog, as_stored(flaky), shop.queue, shop.clock).worker.work(ref)
-        is TurnResult.FINISHED
-    )
+    assert await replace(shop, store=as_stored(flaky)).worker.work(ref) is TurnResult.FINISHED
     assert await shop.value(ref) == ["one", "two"]
 
 
@@ -464,11 +402,10 @@ async def test_a_store_that_stays_away_is_a_fault_and_the_task_goes_on_later(
 
     shop = shared.workshop(steps=steps)
     ref = await shop.begin("steps")
-    (message,) = await shop.messages()
-    await shop.queue.delete([message])
+    assert await shop.lost() == [ref]
     flaky = Flaky(shop.store, checkpoint=5, release=1)
     with pytest.raises(Unavailable):
-        await Workshop(shop.catalog, as_stored(flaky), shop.queue, clock).worker.work(ref)
+        await replace(shop, store=as_stored(flaky)).worker.work(ref)
     assert effects.seen == ["one"]  # not a step more than could be remembered
     assert (await shop.record(ref)).status is Status.WORKING
     await until_the_end(shop, ref, clock)
@@ -486,10 +423,9 @@ async def test_a_queue_that_cannot_be_reached_only_makes_it_later(
 
     shop = shared.workshop(sheds=sheds)
     ref = await shop.begin("sheds")
-    (message,) = await shop.messages()
-    await shop.queue.delete([message])
+    assert await shop.lost() == [ref]
     flaky: Any = Flaky(shop.queue, send=1)
-    deaf = Workshop(shop.catalog, StoredTasks(shop.store.store, flaky), flaky, clock)
+    deaf = replace(shop, store=StoredTasks(shop.store.store, flaky), queue=flaky)
     assert await deaf.worker.work(ref) is TurnResult.RELEASED
     assert await shop.turns() == []
     assert await until_the_end(shop, ref, clock) == [TurnResult.FINISHED]
@@ -513,28 +449,21 @@ async def test_a_call_that_no_version_of_ours_wrote_fails_in_the_end(
 
 async def renewal(shop: Workshop, ref: TaskRef, clock: FixedClock) -> None:
     """Let more than half of the lease pass, and wait until its worker has renewed it."""
-    before = await shop.record(ref)
+    until_ms = (await shop.record(ref)).lease_until_ms
     clock.skip(0.6 * shop.config.lease_s)
-    async with asyncio.timeout(60):
-        while (await shop.record(ref)).lease_until_ms == before.lease_until_ms:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await shop.until(ref, lambda record: record.lease_until_ms != until_ms)
 
 
 async def test_a_lease_is_renewed_while_a_long_step_runs(share: Share, clock: FixedClock) -> None:
-    over = asyncio.Event()
-
-    async def long(ctx: Context) -> str:
-        await ctx.step("long", over.wait)
-        return "done"
-
+    long = Waiting()
     shared = share(lease_s=1)
-    shop, thief = shared.workshop(long=long), shared.workshop(long=long)
+    shop, thief = shared.workshop(long=long.step), shared.workshop(long=long.step)
     ref = await shop.begin("long")
     turn = asyncio.create_task(shop.worker.work(ref))
     for _ in range(4):
         await renewal(shop, ref, clock)
         assert await thief.worker.work(ref) is TurnResult.NOT_CLAIMED
-    over.set()
+    long.free.set()
     assert await turn is TurnResult.FINISHED
     assert (await shop.record(ref)).fence == 1
 
@@ -600,34 +529,22 @@ async def test_no_step_begins_while_nobody_can_say_whether_the_lease_holds(
     shop = shared.workshop(stopped=stopped)
     ref = await shop.begin("stopped")
     flaky = Flaky(shop.store, error, checkpoint=3)
-    assert (
-        await Workshop(shop.catalog, as_stored(flaky), shop.queue, clock).worker.work(ref)
-        is TurnResult.FINISHED
-    )
+    assert await replace(shop, store=as_stored(flaky)).worker.work(ref) is TurnResult.FINISHED
     assert flaky.calls[:5] == ["claim", *["checkpoint"] * 4]
     assert effects.seen == [1]  # the arguments are older than the renewal; it ran once
 
 
 async def test_the_lease_is_renewed_through_any_error(share: Share, clock: FixedClock) -> None:
-    over = asyncio.Event()
-
-    async def long(ctx: Context) -> str:
-        await ctx.step("long", over.wait)
-        return "done"
-
+    long = Waiting()
     shared = share(lease_s=4, clock_skew_s=0)
-    shop, thief = shared.workshop(long=long), shared.workshop(long=long)
+    shop, thief = shared.workshop(long=long.step), shared.workshop(long=long.step)
     ref = await shop.begin("long")
     flaky = Flaky(shop.store, RuntimeError("ExpiredTokenException"), checkpoint=2)
-    turn = asyncio.create_task(
-        Workshop(shop.catalog, as_stored(flaky), shop.queue, shop.clock, shop.config).worker.work(
-            ref
-        )
-    )
+    turn = asyncio.create_task(replace(shop, store=as_stored(flaky)).worker.work(ref))
     for _ in range(3):
         await renewal(shop, ref, clock)
         assert await thief.worker.claim(ref, alone=True) is NotClaimed.LEASED
-    over.set()
+    long.free.set()
     assert await turn is TurnResult.FINISHED
     assert flaky.failures == {"checkpoint": 0}
 
@@ -667,7 +584,7 @@ async def test_a_handler_that_cancels_everything_in_sight_ends_with_an_error(sha
     ref = await shop.begin("wild")
     turn = asyncio.create_task(shop.worker.work(ref))
     assert await in_time(turn) is TurnResult.FINISHED
-    assert "failed unexpectedly" in await error_of(shop, ref)
+    assert "failed unexpectedly" in await shop.error(ref)
 
 
 async def test_a_handler_that_took_another_path_is_parked_until_its_operator_mends_it(
@@ -773,7 +690,7 @@ async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_t
 
     shop = shared.workshop(impatient=impatient)
     await shop.begin("impatient")
-    slow = Workshop(shop.catalog, as_stored(Slow(shop.store)), shop.queue, shop.clock)
+    slow = replace(shop, store=as_stored(Slow(shop.store)))
     assert await slow.turns() == [TurnResult.RELEASED]
     assert await shop.turns() == [TurnResult.FINISHED]
     assert effects.seen == ["one"]
@@ -815,7 +732,7 @@ async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
     shop = share(Clock(), lease_s=1, task_timeout_s=0.5).workshop(hangs=hangs)
     ref = await shop.begin("hangs")
     assert await in_time(asyncio.create_task(shop.worker.work(ref))) is TurnResult.FINISHED
-    assert "exceeded the time limit" in await error_of(shop, ref)
+    assert "exceeded the time limit" in await shop.error(ref)
     assert "a handler does not end and is abandoned" in caplog.text
     over.set()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -826,26 +743,13 @@ async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "GRACE_S", 0.3)
-    ended: list[tuple[str, bool]] = []
-
-    began = asyncio.Event()
-
-    async def waits(ctx: Context) -> None:
-        began.set()
-        try:
-            await asyncio.sleep(600)
-        except asyncio.CancelledError:
-            ended.append(("cancelled", ctx.cancelled))
-            raise
-
-    shop = share(Clock(), lease_s=1).workshop(waits=waits)
-    ref = await shop.begin("waits")
-    turn = asyncio.create_task(shop.worker.work(ref))
-    await began.wait()
+    waits = Waiting()
+    shop = share(Clock(), lease_s=1).workshop(waits=waits.run)
+    ref, turn = await running(shop, waits)
     await shop.cancel(ref)
     before = await shop.record(ref)
     assert await in_time(turn) is TurnResult.LOST
-    assert ended == [("cancelled", True)]
+    assert waits.ended == [True]
     assert await shop.record(ref) == before
     assert (await shop.shown(ref))["status"] == "cancelled"
 
@@ -856,16 +760,9 @@ async def test_a_cancel_is_noticed_long_before_the_lease_is_to_be_renewed(
     monkeypatch.setattr(turns, "LOOK_S", 0.5)
     monkeypatch.setattr(turns, "GRACE_S", 0.1)
 
-    began = asyncio.Event()
-
-    async def waits(ctx: Context) -> None:
-        began.set()
-        await asyncio.sleep(600)
-
-    shop = share(Clock(), lease_s=600).workshop(waits=waits)
-    ref = await shop.begin("waits")
-    turn = asyncio.create_task(shop.worker.work(ref))
-    await began.wait()
+    waits = Waiting()
+    shop = share(Clock(), lease_s=600).workshop(waits=waits.run)
+    ref, turn = await running(shop, waits)
     await shop.cancel(ref)
     assert await in_time(turn) is TurnResult.LOST
 
@@ -877,20 +774,15 @@ async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
     by what ended this one."""
     monkeypatch.setattr(turns, "GRACE_S", 0.1)
 
-    began = asyncio.Event()
-
-    async def waits(ctx: Context) -> None:
-        began.set()
-        await asyncio.sleep(600)
-
-    shop = share(Clock(), lease_s=1).workshop(waits=waits, quick=quick)
+    waits = Waiting()
+    shop = share(Clock(), lease_s=1).workshop(waits=waits.run, quick=quick)
     ref, other = await shop.begin("waits"), await shop.begin("quick")
 
     async def two_turns() -> list[TurnResult]:
         return [await shop.worker.work(ref), await shop.worker.work(other)]
 
     both = asyncio.create_task(two_turns())
-    await began.wait()
+    await waits.began.wait()
     await shop.cancel(ref)
     assert await in_time(both) == [TurnResult.LOST, TurnResult.FINISHED]
 
@@ -941,44 +833,27 @@ async def test_a_task_that_expires_while_it_runs_is_stopped(
     share: Share, clock: FixedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "GRACE_S", 0)
-    began = asyncio.Event()
-
-    async def waits(ctx: Context) -> None:
-        began.set()
-        await asyncio.sleep(600)
-
-    shop = share(lease_s=1, ttl_s=60).workshop(waits=waits)
-    ref = await shop.begin("waits")
-    turn = asyncio.create_task(shop.worker.work(ref))
-    await began.wait()
+    waits = Waiting()
+    shop = share(lease_s=1, ttl_s=60).workshop(waits=waits.run)
+    _, turn = await running(shop, waits)
     clock.skip(61)
     assert await in_time(turn) is TurnResult.LOST
 
 
 async def test_a_process_that_stops_lets_go_of_what_it_runs(shared: Shared) -> None:
-    began = asyncio.Event()
-
-    async def waits(ctx: Context) -> None:
-        began.set()
-        await asyncio.sleep(600)
-
-    shop = shared.workshop(waits=waits)
+    waits = Waiting()
+    shop = shared.workshop(waits=waits.run)
     ref = await shop.begin("waits")
     (message,) = await shop.messages()
     turn = asyncio.create_task(shop.take(message))
-    await began.wait()
+    await waits.began.wait()
     shop.worker.request_stop()
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
-    record = await shop.record(ref)
-    # a deployment is no fault of the task
-    assert (record.lease_until_ms, record.wake_ms, record.attempts, record.suspect) == (
-        0,
-        0,
-        0,
-        False,
-    )
+    record = await shop.record(ref)  # a deployment is no fault of the task
+    assert (record.lease_until_ms, record.wake_ms, record.attempts) == (0, 0, 0)
+    assert not record.suspect
     assert [message.ref for message in await shop.messages()] == [ref]
 
 
@@ -1024,16 +899,9 @@ async def test_a_turn_that_is_cancelled_though_nobody_stops_the_process_leaves_a
 ) -> None:
     """So it is when a handler ends the event loop with `sys.exit`: each that ran there
     may have been the one."""
-    began = asyncio.Event()
-
-    async def waits(ctx: Context) -> None:
-        began.set()
-        await asyncio.sleep(600)
-
-    shop = shared.workshop(waits=waits)
-    ref = await shop.begin("waits")
-    turn = asyncio.create_task(shop.worker.work(ref))
-    await began.wait()
+    waits = Waiting()
+    shop = shared.workshop(waits=waits.run)
+    ref, turn = await running(shop, waits)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
@@ -1076,10 +944,8 @@ async def test_a_status_message_is_seen_after_a_second_at_most_without_one(share
     shop = share(Clock(), lease_s=900).workshop(tells=tells)
     ref = await shop.begin("tells")
     turn = asyncio.create_task(shop.worker.work(ref))
-    async with asyncio.timeout(60):
-        while "statusMessage" not in (shown := await shop.shown(ref)):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    assert shown["statusMessage"] == "at it"
+    await shop.until(ref, lambda record: record.status_message is not None)
+    assert (await shop.shown(ref))["statusMessage"] == "at it"
     seen.set()
     assert await turn is TurnResult.FINISHED
 
