@@ -40,6 +40,14 @@ JOB = {
     "error": "/why",
     "every_s": 0.1,
 }
+DECLARATION = {
+    "name": "run",
+    "description": "Runs.",
+    "method": "POST",
+    "path": "/jobs",
+    "arguments": {"what": {"required": True}},
+    "task": "optional",
+}
 STARTED = answer(b'{"id":"j-1"}', "202 Accepted")
 RUNNING, DONE = answer(b'{"status":"running"}'), answer(b'{"status":"done","rows":3}')
 
@@ -53,6 +61,16 @@ class House:
     clock: SkippingClock
     stores: Stores
     app: FastAPI
+
+    async def run(self, *answers: bytes) -> dict[str, Any]:
+        """The task of a call, to which the service says these answers, once it is terminal."""
+        return await self.ann.over(await self.begin(*answers))
+
+    async def begin(self, *answers: bytes) -> str:
+        """The id of the task of a call, to which the service says these answers."""
+        self.told.requests.clear()
+        self.told.answers = answers
+        return await self.ann.begin("run", what="x")
 
     async def record(self, task_id: str) -> TaskRecord:
         found = await self.stores.tasks.read(
@@ -100,15 +118,7 @@ async def house_before(
     base_url: str = "",
     **tool: Any,
 ) -> AsyncIterator[House]:
-    arguments = {"what": {"required": True}}
-    declared = {
-        "name": "run",
-        "description": "Runs.",
-        "method": "POST",
-        "path": "/jobs",
-        "arguments": arguments,
-    }
-    declared |= {"task": "optional", **tool} | ({} if job is None else {"job": {**JOB, **job}})
+    declared = {**DECLARATION, **tool} | ({} if job is None else {"job": {**JOB, **job}})
     backend = {
         "kind": "http",
         "name": "api",
@@ -210,55 +220,38 @@ async def test_as_a_plain_call_it_is_followed_while_the_client_waits(
         assert one.told.header("idempotency-key", 0) == []
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        (b'{"status":"broken","why":"disk full"}', "The job ended as broken: disk full"),
-        (b'{"status":"gone"}', "The job ended as gone"),
-        (b'{"status":"broken","why":{"code":7}}', 'The job ended as broken: {"code":7}'),
-        (b'{"status":"broken","why":null}', "The job ended as broken"),
-    ],
-)
-async def test_a_job_that_fails_is_a_tool_error_with_the_reason(
-    tmp_path: Path, body: bytes, says: str
-) -> None:
-    async with house(tmp_path, STARTED, RUNNING, answer(body), job={}) as one:
-        task = await one.ann.over(await one.ann.begin("run", what="x"))
-    assert (task["status"], task["result"]["isError"]) == ("completed", True)
-    assert task["result"]["content"][0]["text"] == says
+async def test_a_job_that_fails_is_a_tool_error_with_the_reason(tmp_path: Path) -> None:
+    reasons = {
+        b'{"status":"broken","why":"disk full"}': "The job ended as broken: disk full",
+        b'{"status":"gone"}': "The job ended as gone",
+        b'{"status":"broken","why":{"code":7}}': 'The job ended as broken: {"code":7}',
+        b'{"status":"broken","why":null}': "The job ended as broken",
+    }
+    async with house(tmp_path, job={}) as one:
+        for body, says in reasons.items():
+            task = await one.run(STARTED, RUNNING, answer(body))
+            assert (task["status"], task["result"]["isError"]) == ("completed", True)
+            assert task["result"]["content"][0]["text"] == says
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        answer(b"", "503 Service Unavailable"),
-        answer(b"", "500 Oops"),
-        answer(b"", "429 Too Many Requests"),
-        b"SSH-2.0 hello\r\n\r\n",
-    ],
-    ids=["503", "500", "429", "no HTTP"],
-)
-async def test_a_service_that_is_down_for_some_polls_is_asked_again(
-    tmp_path: Path, trouble: bytes
-) -> None:
-    async with house(tmp_path, STARTED, RUNNING, trouble, trouble, DONE, job={}) as one:
-        task = await one.ann.over(await one.ann.begin("run", what="x"))
-        assert (task["result"]["structuredContent"]["rows"], len(one.told.requests)) == (3, 5)
+NO_HTTP = b"SSH-2.0 hello\r\n\r\n"
+PASSING = ("408 Request Timeout", "429 Too Many Requests", "500 Oops", "503 Service Unavailable")
 
 
-@pytest.mark.parametrize(
-    "status",
-    ["408 Request Timeout", "429 Too Many Requests", "500 Oops", "503 Service Unavailable"],
-)
-async def test_a_result_that_cannot_be_had_just_now_is_fetched_again(
-    tmp_path: Path, status: str
-) -> None:
-    busy, rows = answer(b"", status), answer(b"[1]")
-    async with house(
-        tmp_path, STARTED, DONE, busy, b"SSH-2.0\r\n\r\n", rows, job={"fetch": "/results/{id}"}
-    ) as one:
-        task = await one.ann.over(await one.ann.begin("run", what="x"))
-        assert (task["result"]["structuredContent"], len(one.told.requests)) == ([1], 5)
+async def test_a_service_that_is_down_for_some_polls_is_asked_again(tmp_path: Path) -> None:
+    async with house(tmp_path, job={}) as one:
+        for trouble in (*(answer(b"", status) for status in PASSING[1:]), NO_HTTP):
+            task = await one.run(STARTED, RUNNING, trouble, trouble, DONE)
+            rows = task["result"]["structuredContent"]["rows"]
+            assert (rows, len(one.told.requests)) == (3, 5), trouble
+
+
+async def test_a_result_that_cannot_be_had_just_now_is_fetched_again(tmp_path: Path) -> None:
+    async with house(tmp_path, job={"fetch": "/results/{id}"}) as one:
+        for status in PASSING:
+            task = await one.run(STARTED, DONE, answer(b"", status), NO_HTTP, answer(b"[1]"))
+            found = task["result"]["structuredContent"], len(one.told.requests)
+            assert found == ([1], 5), status
 
 
 def sent_to(url: str) -> bytes:
@@ -285,46 +278,35 @@ UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("answers", "says"), UNUSABLE.values(), ids=UNUSABLE.keys())
-async def test_an_answer_that_is_of_no_use_is_a_tool_error(
-    tmp_path: Path, answers: tuple[bytes, ...], says: str
-) -> None:
-    async with house(tmp_path, *answers, job={"fetch": "/results/{id}"}) as one:
-        task = await one.ann.over(await one.ann.begin("run", what="x"))
-        assert len(one.told.requests) == len(answers)
-    assert (task["status"], task["result"]["isError"]) == ("completed", True)
-    assert says in task["result"]["content"][0]["text"]
+async def test_an_answer_that_is_of_no_use_is_a_tool_error(tmp_path: Path) -> None:
+    async with house(tmp_path, job={"fetch": "/results/{id}"}) as one:
+        for name, (answers, says) in UNUSABLE.items():
+            task = await one.run(*answers)
+            assert len(one.told.requests) == len(answers), name
+            assert (task["status"], task["result"]["isError"]) == ("completed", True), name
+            assert says in task["result"]["content"][0]["text"], name
 
 
-@pytest.mark.parametrize(
-    ("job_id", "path"),
-    [
-        ('"ab?c=d#e"', "/jobs/ab%3Fc%3Dd%23e"),
-        ('"a\\r\\nX-Evil: 1"', "/jobs/a%0D%0AX-Evil%3A%201"),
-        ('"{id}"', "/jobs/%7Bid%7D"),
-        ("17", "/jobs/17"),
-        ('"ü"', "/jobs/%C3%BC"),
-    ],
-)
-async def test_the_id_of_a_job_stays_one_segment_of_the_path(
-    tmp_path: Path, job_id: str, path: str
-) -> None:
-    async with house(tmp_path, answer(b'{"id":%b}' % job_id.encode()), DONE, job={}) as one:
-        await one.ann.over(await one.ann.begin("run", what="x"))
-        assert one.told.request_lines[1] == f"GET {path} HTTP/1.1"
+SEGMENTS = {
+    '"ab?c=d#e"': "ab%3Fc%3Dd%23e",
+    '"a\\r\\nX-Evil: 1"': "a%0D%0AX-Evil%3A%201",
+    '"{id}"': "%7Bid%7D",
+    "17": "17",
+    '"ü"': "%C3%BC",
+}
+ELSEWHERE = ("..", "../admin", "a/b", "%2e%2e", "//evil.example", "..;a", "")
 
 
-@pytest.mark.parametrize(
-    "job_id", ["..", "../admin", "a/b", "%2e%2e", "//evil.example", "..;a", ""]
-)
-async def test_the_id_of_a_job_that_would_lead_elsewhere_ends_it(
-    tmp_path: Path, job_id: str
-) -> None:
-    async with house(tmp_path, answer(b'{"id":"%b"}' % job_id.encode()), DONE, job={}) as one:
-        task = await one.ann.over(await one.ann.begin("run", what="x"))
-        assert task["result"]["isError"] is True
-        assert "cannot be part of a path" in task["result"]["content"][0]["text"]
-        assert len(one.told.request_lines) == 1
+async def test_the_id_of_a_job_stays_one_segment_of_the_path_or_ends_it(tmp_path: Path) -> None:
+    async with house(tmp_path, job={}) as one:
+        for job_id, segment in SEGMENTS.items():
+            await one.run(answer(b'{"id":%b}' % job_id.encode()), DONE)
+            assert one.told.request_lines[1] == f"GET /jobs/{segment} HTTP/1.1"
+        for job_id in ELSEWHERE:
+            task = await one.run(answer(b'{"id":"%b"}' % job_id.encode()), DONE)
+            assert task["result"]["isError"] is True
+            assert "cannot be part of a path" in task["result"]["content"][0]["text"], job_id
+            assert len(one.told.request_lines) == 1
 
 
 async def test_a_path_may_have_several_variables_from_anywhere_in_the_answer(
@@ -390,13 +372,9 @@ async def test_an_ordinary_request_can_be_a_task_too(tmp_path: Path) -> None:
         assert one.told.header("idempotency-key") == [task_id]
 
 
-@pytest.mark.parametrize(
-    "headers", [{"Idempotency-Key": "fixed"}, {"idempotency-key": "fixed"}], ids=str
-)
-async def test_a_key_of_the_tools_own_is_sent_alone(
-    tmp_path: Path, headers: dict[str, str]
-) -> None:
-    async with house(tmp_path, answer(), headers=headers) as one:
+@pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency-key"])
+async def test_a_key_of_the_tools_own_is_sent_alone(tmp_path: Path, name: str) -> None:
+    async with house(tmp_path, answer(), headers={name: "fixed"}) as one:
         await one.ann.over(await one.ann.begin("run", what="x"))
         assert one.told.header("idempotency-key") == ["fixed"]
 
@@ -454,16 +432,8 @@ def worker_of(other: House, directory: Path) -> tuple[Any, Callable[[], Any]]:
     """A worker of a process of its own, and what closes it."""
     from roundgate.runtime.startup import build_core
 
-    arguments = {"what": {"required": True}}
-    declared = {
-        "name": "run",
-        "description": "Runs.",
-        "method": "POST",
-        "path": "/jobs",
-        "arguments": arguments,
-    }
     backend = {"kind": "http", "name": "api", "prefix": "", "base_url": other.told.url}
-    file = config_of({"backends": [{**backend, "tools": [{**declared, "task": "optional"}]}]})
+    file = config_of({"backends": [{**backend, "tools": [DECLARATION]}]})
     core = build_core(file, task_settings(directory), other.clock)
     return core.worker(file.config, other.clock), core.aclose
 
@@ -493,6 +463,7 @@ async def test_each_exchange_of_a_service_that_asks_has_a_key_of_its_own(tmp_pat
 
 CANCEL = {"every_s": 600, "cancel": {"path": "/jobs/{id}/cancel"}}
 CANCELLED = answer(b"", "202 Accepted")
+CANCELS = "POST /jobs/j-1/cancel HTTP/1.1"
 
 
 async def cancelled(one: House, task_id: str, cancels: int = 1) -> None:
@@ -516,7 +487,7 @@ async def cleaned(one: House, task_id: str, requests: int) -> None:
 async def test_a_cancelled_task_cancels_its_job_between_two_polls(tmp_path: Path) -> None:
     async with house(tmp_path, STARTED, RUNNING, CANCELLED, job=CANCEL) as one:
         await cancelled(one, await one.ann.begin("run", what="x"))
-        assert one.told.request_lines[2:] == ["POST /jobs/j-1/cancel HTTP/1.1"]
+        assert one.told.request_lines[2:] == [CANCELS]
         assert one.told.body() == b""
         assert one.told.header("content-type") == []
         assert one.told.header("idempotency-key") == []
@@ -566,113 +537,85 @@ async def test_a_cancel_that_is_taken_is_sent_once(tmp_path: Path, status: str) 
         assert len(one.told.requests) == 3
 
 
-NOTHING_TO_CANCEL = ["404 Not Found", "409 Conflict", "410 Gone"]
+NOTHING_TO_CANCEL = [
+    answer(b"", status, content_type=None)
+    for status in ("404 Not Found", "409 Conflict", "410 Gone")
+]
 
 
-@pytest.mark.parametrize("status", NOTHING_TO_CANCEL)
-@pytest.mark.parametrize("job", [DONE, answer(b"{}", "404 Not Found")], ids=["over", "gone"])
-async def test_a_job_that_is_over_already_is_as_good_as_cancelled(
-    tmp_path: Path, status: str, job: bytes
-) -> None:
-    told = answer(b"", status, content_type=None)
-    async with house(tmp_path, STARTED, RUNNING, told, job, job=CANCEL) as one:
-        task_id = await one.ann.begin("run", what="x")
-        await one.quiet(task_id, 2)
-        await one.ann.cancel(task_id)
-        await cleaned(one, task_id, 4)
-        assert one.told.request_lines[2:] == [
-            "POST /jobs/j-1/cancel HTTP/1.1",
-            "GET /jobs/j-1 HTTP/1.1",
-        ]
+async def test_a_job_that_is_over_already_is_as_good_as_cancelled(tmp_path: Path) -> None:
+    async with house(tmp_path, job=CANCEL) as one:
+        for told in NOTHING_TO_CANCEL:
+            for job in (DONE, answer(b"{}", "404 Not Found")):
+                task_id = await one.begin(STARTED, RUNNING, told, job)
+                await one.quiet(task_id, 2)
+                await one.ann.cancel(task_id)
+                await cleaned(one, task_id, 4)
+                assert one.told.request_lines[2:] == [CANCELS, "GET /jobs/j-1 HTTP/1.1"]
 
 
-@pytest.mark.parametrize("status", NOTHING_TO_CANCEL)
 async def test_a_running_job_is_cancelled_again_though_its_service_had_nothing_to_cancel(
-    tmp_path: Path, status: str
+    tmp_path: Path,
 ) -> None:
-    told = answer(b"", status, content_type=None)
-    async with house(tmp_path, STARTED, RUNNING, told, RUNNING, CANCELLED, job=CANCEL) as one:
-        task_id = await one.ann.begin("run", what="x")
-        await one.quiet(task_id, 2)
-        await one.ann.cancel(task_id)
-        await cleaned(one, task_id, 5)
-        asked = [line for line in one.told.request_lines[2:] if line.startswith("POST")]
-        assert asked == ["POST /jobs/j-1/cancel HTTP/1.1"] * 2
+    async with house(tmp_path, job=CANCEL) as one:
+        for told in NOTHING_TO_CANCEL:
+            task_id = await one.begin(STARTED, RUNNING, told, RUNNING, CANCELLED)
+            await one.quiet(task_id, 2)
+            await one.ann.cancel(task_id)
+            await cleaned(one, task_id, 5)
+            asked = [line for line in one.told.request_lines[2:] if line.startswith("POST")]
+            assert asked == [CANCELS] * 2
 
 
-@pytest.mark.parametrize(
-    ("lost", "says"),
-    [
-        (answer(b"no", content_type="text/plain"), "not JSON"),
-        (answer(b"{}", "403 Forbidden"), "403 Forbidden to following"),
-        (answer(b'{"state":1}'), "has nothing at /status"),
-    ],
-    ids=["no JSON", "403", "no status"],
-)
-async def test_a_job_that_cannot_be_followed_any_more_is_cancelled(
-    tmp_path: Path, lost: bytes, says: str
-) -> None:
-    async with house(tmp_path, STARTED, lost, CANCELLED, job=CANCEL) as one:
-        task_id = await one.ann.begin("run", what="x")
-        task = await one.ann.over(task_id)
-        assert says in task["result"]["content"][0]["text"]
-        await cleaned(one, task_id, 3)
-        assert one.told.request_lines[2:] == ["POST /jobs/j-1/cancel HTTP/1.1"]
+async def test_a_job_that_cannot_be_followed_any_more_is_cancelled(tmp_path: Path) -> None:
+    lost = {
+        "not JSON": answer(b"no", content_type="text/plain"),
+        "403 Forbidden to following": answer(b"{}", "403 Forbidden"),
+        "has nothing at /status": answer(b'{"state":1}'),
+    }
+    async with house(tmp_path, job=CANCEL) as one:
+        for says, told in lost.items():
+            task_id = await one.begin(STARTED, told, CANCELLED)
+            task = await one.ann.over(task_id)
+            assert says in task["result"]["content"][0]["text"]
+            await cleaned(one, task_id, 3)
+            assert one.told.request_lines[2:] == [CANCELS]
 
 
-@pytest.mark.parametrize(
-    "lost",
-    [
-        b"SSH-2.0 hello\r\n\r\n",
-        answer(b"", "500 Oops"),
-        answer(b"", "408 Request Timeout"),
-    ],
-    ids=["no HTTP", "500", "408"],
-)
+KEYED: dict[str, Any] = {"idempotency_key": "Idempotency-Key"}
+
+
 async def test_a_start_without_an_answer_is_asked_for_by_its_key_and_the_job_cancelled(
-    tmp_path: Path, lost: bytes
+    tmp_path: Path,
 ) -> None:
-    keys: dict[str, Any] = {"idempotency_key": "Idempotency-Key"}
-    async with house(tmp_path, lost, STARTED, CANCELLED, job=CANCEL, **keys) as one:
-        task_id = await one.ann.begin("run", what="x")
-        assert (await one.ann.over(task_id))["result"]["isError"] is True
-        await cleaned(one, task_id, 3)
-        assert one.told.request_lines == [
-            *["POST /jobs HTTP/1.1"] * 2,
-            "POST /jobs/j-1/cancel HTTP/1.1",
-        ]
-        assert one.told.header("idempotency-key", 0) == one.told.header("idempotency-key", 1)
+    async with house(tmp_path, job=CANCEL, **KEYED) as one:
+        for lost in (NO_HTTP, answer(b"", "500 Oops"), answer(b"", "408 Request Timeout")):
+            task_id = await one.begin(lost, STARTED, CANCELLED)
+            assert (await one.ann.over(task_id))["result"]["isError"] is True
+            await cleaned(one, task_id, 3)
+            assert one.told.request_lines == [*["POST /jobs HTTP/1.1"] * 2, CANCELS]
+            first, second = (one.told.header("idempotency-key", number) for number in (0, 1))
+            assert first == second
 
 
 async def test_a_start_that_is_refused_leaves_nothing_to_cancel(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"idempotency_key": "Idempotency-Key"}
-    refused = answer(b"{}", "400 Bad Request")
-    async with house(tmp_path, refused, job=CANCEL, **keys) as one:
+    async with house(tmp_path, answer(b"{}", "400 Bad Request"), job=CANCEL, **KEYED) as one:
         task_id = await one.ann.begin("run", what="x")
         await one.ann.over(task_id)
         assert (await one.record(task_id)).due_ms is None
         assert len(one.told.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        answer(b"", "503 Service Unavailable"),
-        answer(b"", "401 Unauthorized"),
-        b"SSH-2.0 hello\r\n\r\n",
-    ],
-    ids=["503", "401", "no HTTP"],
-)
-async def test_a_service_that_does_not_take_the_cancel_is_told_again(
-    tmp_path: Path, trouble: bytes
-) -> None:
-    async with house(tmp_path, STARTED, RUNNING, trouble, CANCELLED, job=CANCEL) as one:
-        task_id = await one.ann.begin("run", what="x")
-        await one.quiet(task_id, 2)
-        await one.ann.cancel(task_id)
-        await cleaned(one, task_id, 4)
-        asked = [line for line in one.told.request_lines[2:] if line.startswith("POST")]
-        assert set(asked) == {"POST /jobs/j-1/cancel HTTP/1.1"}
+async def test_a_service_that_does_not_take_the_cancel_is_told_again(tmp_path: Path) -> None:
+    statuses = ("503 Service Unavailable", "401 Unauthorized")
+    async with house(tmp_path, job=CANCEL) as one:
+        for trouble in (*(answer(b"", status) for status in statuses), NO_HTTP):
+            task_id = await one.begin(STARTED, RUNNING, trouble, CANCELLED)
+            await one.quiet(task_id, 2)
+            await one.ann.cancel(task_id)
+            await cleaned(one, task_id, 4)
+            asked = [line for line in one.told.request_lines[2:] if line.startswith("POST")]
+            assert set(asked) == {CANCELS}
 
 
 async def test_a_task_that_takes_too_long_cancels_its_job(tmp_path: Path) -> None:
@@ -687,7 +630,7 @@ async def test_a_task_that_takes_too_long_cancels_its_job(tmp_path: Path) -> Non
             "tasks.task_timeout_s" in (await one.ann.over(task_id))["result"]["content"][0]["text"]
         )
         await cleaned(one, task_id, 3)
-        assert one.told.request_lines[2:] == ["POST /jobs/j-1/cancel HTTP/1.1"]
+        assert one.told.request_lines[2:] == [CANCELS]
 
 
 async def test_a_call_that_was_approved_and_filled_in_is_cancelled_as_it_was_started(
@@ -757,11 +700,10 @@ async def test_a_client_that_hangs_up_cancels_the_job_of_its_ordinary_call(
     tmp_path: Path, holds_start: bool
 ) -> None:
     held = Held(holds_start=holds_start)
-    key: dict[str, Any] = {"idempotency_key": "Idempotency-Key"}
     called = wire.message("tools/call", {"name": "run", "arguments": {"what": "x"}})
     async with (
         scripted(held) as told,
-        house_before(tmp_path, Service((), 0, 1), job=CANCEL, base_url=told.origin, **key) as one,
+        house_before(tmp_path, Service((), 0, 1), job=CANCEL, base_url=told.origin, **KEYED) as one,
     ):
         async with Exchange(one.app, called) as exchange:
             await asyncio.wait_for(held.waits.wait(), 60)
@@ -786,7 +728,7 @@ async def test_without_a_cancel_the_job_goes_on(tmp_path: Path) -> None:
 async def test_a_start_whose_answer_was_lost_is_asked_for_by_its_key_and_cancelled(
     tmp_path: Path, declared: bool
 ) -> None:
-    keys: dict[str, Any] = {"idempotency_key": "Idempotency-Key"} if declared else {}
+    keys = KEYED if declared else {}
     async with house(tmp_path, STARTED, CANCELLED, job=CANCEL, works=False, **keys) as one:
         task_id = await one.ann.begin("run", what="x")
         ref = TaskRef(task_owner(LOCAL), task_id)
@@ -797,73 +739,51 @@ async def test_a_start_whose_answer_was_lost_is_asked_for_by_its_key_and_cancell
         async with house_before(tmp_path, one.told, job=CANCEL, **keys) as other:
             other.clock.skip(120)
             await cleaned(other, task_id, 2 if declared else 0)
-        lines = ["POST /jobs HTTP/1.1", "POST /jobs/j-1/cancel HTTP/1.1"]
+        lines = ["POST /jobs HTTP/1.1", CANCELS]
         assert one.told.request_lines == (lines if declared else [])
 
 
 # ---- configuration
 
-CONFIG = """
-backends:
-  - kind: http
-    name: api
-    base_url: http://localhost:1
-    tools:
-      - {name: run, description: Runs., method: POST, path: /jobs, MORE}
-"""
+MISFITS = {
+    "job: {poll: '/jobs/{job}', succeeded: [ok]}": "needs job, which neither job.variables nor",
+    "job: {poll: '/{id}', fetch: '/x/{y}', succeeded: [ok]}": "needs y, which neither job.variables nor",
+    "arguments: {p: {}}, job: {poll: '/{p}/{id}', succeeded: [ok]}": "needs the argument p, which a call may omit",
+    "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x/{y}'}}": "needs y, which neither job.variables nor",
+    "arguments: {p: {}}, job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/{p}'}}":
+        "needs the argument p, which a call may omit",
+    "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {a: ['{y}']}}}":
+        "job.cancel needs y, which neither job.variables nor",
+}  # fmt: skip
+"""Tools that cannot be offered, and what is wrong with each."""
+NO_SETTINGS = {
+    "job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true": "interactive and job cannot be combined",
+    "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {}, form: {}}}":
+        "body and form cannot be combined; choose one",
+    "job: {poll: '/{id}', succeeded: [ok], cancel: {path: x}}": ".job.cancel.path",
+    "job: {poll: '/jobs/{id}', succeeded: []}": "at least 1 item",
+    "job: {poll: 'jobs', succeeded: [ok]}": ".job.poll",
+    "job: {poll: '/jobs', succeeded: [ok], status: state}": ".job.status",
+    "job: {poll: '/jobs', succeeded: [ok], every_s: 0}": ".job.every_s",
+    "task: sometimes": ".task",
+}  # fmt: skip
+"""Settings of tools that are none, and what is wrong with each."""
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (
-            "job: {poll: '/jobs/{job}', succeeded: [ok]}",
-            "needs job, which neither job.variables nor",
-        ),
-        (
-            "job: {poll: '/jobs/{id}', fetch: '/x/{y}', succeeded: [ok]}",
-            "needs y, which neither job.variables nor",
-        ),
-        (
-            "arguments: {p: {}}, job: {poll: '/{p}/{id}', succeeded: [ok]}",
-            "needs the argument p, which a call may omit",
-        ),
-        (
-            "job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true",
-            "interactive and job cannot be combined",
-        ),
-        (
-            "job: {poll: '/jobs/{id}', succeeded: [ok], cancel: {path: '/x/{y}'}}",
-            "needs y, which neither job.variables nor",
-        ),
-        (
-            "arguments: {p: {}}, job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/{p}'}}",
-            "needs the argument p, which a call may omit",
-        ),
-        (
-            "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {a: ['{y}']}}}",
-            "job.cancel needs y, which neither job.variables nor",
-        ),
-        (
-            "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {}, form: {}}}",
-            "body and form cannot be combined; choose one",
-        ),
-        (
-            "job: {poll: '/{id}', succeeded: [ok], cancel: {path: x}}",
-            "backends[0].tools[0].job.cancel.path",
-        ),
-        ("job: {poll: '/jobs/{id}', succeeded: []}", "at least 1 item"),
-        ("job: {poll: 'jobs', succeeded: [ok]}", "backends[0].tools[0].job.poll"),
-        ("job: {poll: '/jobs', succeeded: [ok], status: state}", "backends[0].tools[0].job.status"),
-        ("job: {poll: '/jobs', succeeded: [ok], every_s: 0}", "backends[0].tools[0].job.every_s"),
-        ("task: sometimes", "backends[0].tools[0].task"),
-    ],
-)
+@pytest.mark.parametrize("wrong", [MISFITS, NO_SETTINGS], ids=["misfits", "no settings"])
 def test_what_is_wrong_with_a_job_is_said_by_the_check(
-    more: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    wrong: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "gateway.yaml").write_text(CONFIG.replace("MORE", more))
+    tools = "".join(
+        f"\n      - {{name: run{number}, description: Runs., method: POST, path: /jobs, {more}}}"
+        for number, more in enumerate(wrong)
+    )
+    backend = (
+        f"\n  - kind: http\n    name: api\n    base_url: http://localhost:1\n    tools:{tools}\n"
+    )
+    (tmp_path / "gateway.yaml").write_text(f"backends:{backend}")
     assert main(["check", str(tmp_path / "gateway.yaml")]) == 1
     told = capsys.readouterr().err
-    assert told.startswith("1 problem(s):")
-    assert says in told
+    assert told.startswith(f"{len(wrong)} problem(s):")
+    for number, says in enumerate(wrong.values()):
+        assert any(f"tools[{number}]" in line and says in line for line in told.splitlines()), told

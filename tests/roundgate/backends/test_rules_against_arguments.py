@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.openapi.compiling import compile_to_file
 from tests.support import openapi
 from tests.support.asgi import Client, config_of
 from tests.support.lambdas import entry, use
@@ -135,17 +134,20 @@ WAYS = {
     ),
 }
 
-Pays = Callable[[], list[Any]]
+Received = Callable[[], list[Any]]
 """Returns what has reached the service."""
 
 
 @asynccontextmanager
 async def paying(
-    kind: str, way: Way, policy: str, folder: Path, patch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Client, Pays]]:
-    """A gateway with the tool `pay` of a kind, and what reaches the service behind it."""
-    schema = {"type": "object", "properties": {"order": way.schema}}
-    backend: dict[str, Any] = {"prefix": "", "name": "shop", "override": {"pay": way.override}}
+    kind: str, policy: str, folder: Path, patch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Client, Received]]:
+    """A gateway of a kind with a tool for each way, and what reaches the service behind it."""
+    schemas = {
+        name_of(way): {"type": "object", "properties": {"order": WAYS[way].schema}} for way in WAYS
+    }
+    override = {name_of(name): way.override for name, way in WAYS.items()}
+    backend: dict[str, Any] = {"prefix": "", "name": "shop", "override": override}
     if kind == "mcp":
         got: list[Any] = []
 
@@ -153,62 +155,58 @@ async def paying(
             got.append(asked.message["params"]["arguments"])
             return result(asked, text("paid"))
 
-        server = Upstream(pay, [tool("pay", inputSchema=schema)])
-        async with scripted(server) as upstream:
+        tools = [tool(name, inputSchema=schema) for name, schema in schemas.items()]
+        async with scripted(Upstream(pay, tools)) as upstream:
             backend |= {"kind": "mcp", "url": upstream.url}
             async with gateway_of(backend, policy=POLICIES[policy]) as mcp:
                 yield mcp, lambda: got
         return
     async with service(answer(b'"paid"')) as told:
         if kind == "http":
-            pay_tool = {"name": "pay", "path": "/pay", "description": "Pay.", "method": "POST"}
-            declared = {**pay_tool, "arguments": {"order": {"schema": way.schema}}}
-            backend |= {"kind": "http", "base_url": told.url, "tools": [declared]}
+            pay_tool = {"path": "/pay", "description": "Pay.", "method": "POST"}
+            tools = [
+                {"name": name_of(name), **pay_tool, "arguments": {"order": {"schema": way.schema}}}
+                for name, way in WAYS.items()
+            ]
+            backend |= {"kind": "http", "base_url": told.url, "tools": tools}
         elif kind == "lambda":
             use(patch, told.url)
-            backend |= entry({"name": "pay", "input_schema": schema}, **backend)
+            tools = [{"name": name, "input_schema": schema} for name, schema in schemas.items()]
+            backend |= entry(*tools, **backend)
         else:
-            media = {"application/json": {"schema": schema}}
-            body = {"post": {"operationId": "pay", "requestBody": {"content": media}}}
-            document = openapi.document({"/pay": body}, servers=[{"url": told.url}])
+            paths: dict[str, Any] = {}
+            for name, schema in schemas.items():
+                body = {"content": {"application/json": {"schema": schema}}}
+                paths |= openapi.operation("post", f"/{name}", operationId=name, requestBody=body)
+            document = openapi.document(paths, servers=[{"url": told.url}])
             (folder / "api.json").write_text(json.dumps(document))
             backend |= {"kind": "openapi", "document": "api.json", "base_url": told.url}
-            file = config_of({"backends": [backend], "policy": POLICIES[policy]}, folder)
-            compile_to_file(file.backends[0], file.origin.at("backends", 0))  # type: ignore[arg-type]
         file = config_of({"backends": [backend], "policy": POLICIES[policy]}, folder)
         async with openapi.gateway_of(file) as mcp:
             yield mcp, lambda: [json.loads(told.body(at)) for at in range(len(told.requests))]
 
 
+def name_of(way: str) -> str:
+    """The name of the tool whose argument changes in a way."""
+    return f"pay{list(WAYS).index(way)}"
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", WAYS)
 async def test_what_reaches_the_service_is_what_the_rule_reads(
-    kind: str, name: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    way = WAYS[name]
-    reaches = way.reaches
-    if policy == "deny large sums" and name in NOT_LARGE:
-        reaches = way.sent
-    async with paying(kind, way, policy, tmp_path, monkeypatch) as (mcp, got):
-        said = await mcp.text("pay", way.sent)
-        if reaches is None:
-            assert REFUSED in said or "Invalid arguments" in said, got()
-            assert got() == []
-        else:
-            assert got() == [reaches], said
-
-
-def table() -> str:
-    """The table of this module: what becomes of each way under a rule for small sums, for each kind."""
-    lines = [f"| way | sent | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 2) + "|"]
-    for name, way in WAYS.items():
-        outcome = "refused" if way.reaches is None else f"runs: `{json.dumps(way.reaches)}`"
-        lines.append(
-            f"| {name} | `{json.dumps(way.sent)}` | {' | '.join([outcome] * len(KINDS))} |"
-        )
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table())
+    reached: dict[str, Any] = {}
+    async with paying(kind, policy, tmp_path, monkeypatch) as (mcp, received):
+        for name, way in WAYS.items():
+            before = len(received())
+            said = await mcp.text(name_of(name), way.sent)
+            reached[name] = received()[before:]
+            if not reached[name]:
+                assert REFUSED in said or "Invalid arguments" in said, (name, said)
+    expected = {name: way.reaches for name, way in WAYS.items()}
+    if policy == "deny large sums":
+        expected |= {name: WAYS[name].sent for name in NOT_LARGE}
+    assert reached == {
+        name: [] if reaches is None else [reaches] for name, reaches in expected.items()
+    }

@@ -44,6 +44,7 @@ from tests.support.asgi import Client, client, gateway
 from tests.support.rounds import CAPABILITIES, accept, ask, retry
 
 ran: list[Any] = []
+numbers = count()
 NUMBER = {"type": "number", "maximum": 100}
 NOT_THESE = "does not allow this call with these arguments"
 
@@ -222,12 +223,7 @@ def got(value: Any) -> str:
 
 def paying(annotation: Any, amount: Callable[[Any], Any] = lambda order: order.sum) -> Any:
     """A tool with the argument `order`, which notes the amount that it would pay."""
-
-    def pay(order: Any) -> str:
-        return got(amount(order))
-
-    pay.__annotations__ = {"order": annotation, "return": str}
-    return tool(pay)
+    return of("order", annotation, amount)
 
 
 def of(
@@ -235,73 +231,55 @@ def of(
     annotation: Any,
     amount: Callable[[Any], Any] = lambda value: value,
     more: bool = False,
+    schema: dict[str, Any] | None = None,
 ) -> Any:
-    """A tool with one argument of a name, and any others if `more`."""
+    """A tool with one argument of a name, and any others if `more`. No two of them have one name."""
     scope: dict[str, Any] = {"of_value": amount, "got": got}
     exec(f"def pay({name}{'=10, **others' * more}): return got(of_value({name}))", scope)
     scope["pay"].__annotations__ = {name: annotation, "return": str}
-    return tool(scope["pay"])
+    scope["pay"].__name__ = f"pay{next(numbers)}"
+    return tool(scope["pay"], input_schema=schema)
 
 
 SUM = "order.sum"
-LARGE: dict[str, tuple[Any, str, Any]] = {
+
+
+def ordering(
+    annotation: Any, sent: Any, amount: Callable[[Any], Any] = lambda order: order.sum
+) -> tuple[Any, str, Any]:
+    """The tool, the place that a rule names and the arguments, of an order."""
+    return paying(annotation, amount), SUM, {"order": sent}
+
+
+Cases = dict[str, tuple[Any, str, Any]]
+LARGE: Cases = {
     # the way in which the value changes: the tool, the place that the rule names, what a caller sends
-    "populate_by_name": (
-        paying(Aliased, lambda o: o.max_amount),
-        SUM,
-        {"order": {"max_amount": 1000}},
+    "populate_by_name": ordering(Aliased, {"max_amount": 1000}, lambda o: o.max_amount),
+    "both names": ordering(Choices, {"max_amount": 1000, "more": 1}),
+    "AliasChoices": ordering(Choices, {"max_amount": 1000}),
+    "AliasPath": ordering(Path, {"more": {"sum": 1000}}),
+    "alias_generator": ordering(Generated, {"SUM": 1000}, lambda o: o.SUM),
+    "validate_by_alias=False": ordering(ByName, {"sum": 1000}),
+    "default_factory": ordering(Factory, {}),
+    "default_factory of data": ordering(FactoryOfData, {"factor": 10}),
+    "Decimal as text": ordering(Money, {"sum": "1000"}),
+    "Decimal as exponent": ordering(Money, {"sum": "1e3"}),
+    "Decimal near the bound": ordering(Money, {"sum": "100.00000000000000000000001"}),
+    "Decimal of a billion digits": ordering(Money, {"sum": "1E+999999"}),
+    "model_validator after": ordering(ModelValidator, {"sum": 100, "percent": 1000}),
+    "model_validator before": ordering(Wrapped, {"amount": 1000, "sum": 1}),
+    "field_validator": ordering(Validated, {"sum": 100}),
+    "field_serializer": ordering(Liar, {"sum": 1000}),
+    "model_serializer": ordering(WholeLiar, {"sum": 1000}),
+    "exclude=True": ordering(Excluded, {"sum": 1000}),
+    "serialization_alias": ordering(OtherName, {"sum": 1000, "amount": 1}),
+    "computed_field": ordering(Computed, {"sum": 1000}, lambda o: o.total),
+    "RootModel": ordering(Rooted, {"max_amount": 1000}, lambda o: o.root.sum),
+    "discriminated union": ordering(
+        Annotated[Paid | Free, Field(discriminator="kind")], {"kind": "paid", "max_amount": 1000}
     ),
-    "both names": (
-        paying(Choices),
-        SUM,
-        {"order": {"max_amount": 1000, "more": 1}},
-    ),
-    "AliasChoices": (paying(Choices), SUM, {"order": {"max_amount": 1000}}),
-    "AliasPath": (paying(Path), SUM, {"order": {"more": {"sum": 1000}}}),
-    "alias_generator": (
-        paying(Generated, lambda o: o.SUM),
-        SUM,
-        {"order": {"SUM": 1000}},
-    ),
-    "validate_by_alias=False": (paying(ByName), SUM, {"order": {"sum": 1000}}),
-    "default_factory": (paying(Factory), SUM, {"order": {}}),
-    "default_factory of data": (paying(FactoryOfData), SUM, {"order": {"factor": 10}}),
-    "Decimal as text": (paying(Money), SUM, {"order": {"sum": "1000"}}),
-    "Decimal as exponent": (paying(Money), SUM, {"order": {"sum": "1e3"}}),
-    "Decimal near the bound": (
-        paying(Money),
-        SUM,
-        {"order": {"sum": "100.00000000000000000000001"}},
-    ),
-    "Decimal of a billion digits": (paying(Money), SUM, {"order": {"sum": "1E+999999"}}),
-    "model_validator after": (
-        paying(ModelValidator),
-        SUM,
-        {"order": {"sum": 100, "percent": 1000}},
-    ),
-    "model_validator before": (paying(Wrapped), SUM, {"order": {"amount": 1000, "sum": 1}}),
-    "field_validator": (paying(Validated), SUM, {"order": {"sum": 100}}),
-    "field_serializer": (paying(Liar), SUM, {"order": {"sum": 1000}}),
-    "model_serializer": (paying(WholeLiar), SUM, {"order": {"sum": 1000}}),
-    "exclude=True": (paying(Excluded), SUM, {"order": {"sum": 1000}}),
-    "serialization_alias": (
-        paying(OtherName),
-        SUM,
-        {"order": {"sum": 1000, "amount": 1}},
-    ),
-    "computed_field": (paying(Computed, lambda o: o.total), SUM, {"order": {"sum": 1000}}),
-    "RootModel": (
-        paying(Rooted, lambda o: o.root.sum),
-        SUM,
-        {"order": {"max_amount": 1000}},
-    ),
-    "discriminated union": (
-        paying(Annotated[Paid | Free, Field(discriminator="kind")]),
-        SUM,
-        {"order": {"kind": "paid", "max_amount": 1000}},
-    ),
-    "union of models": (paying(Paid | Free), SUM, {"order": {"kind": "paid", "max_amount": 1000}}),
-    "optional model": (paying(Choices | None), SUM, {"order": {"max_amount": 1000}}),
+    "union of models": ordering(Paid | Free, {"kind": "paid", "max_amount": 1000}),
+    "optional model": ordering(Choices | None, {"max_amount": 1000}),
     "list of models": (
         of("orders", list[Choices], lambda orders: orders[0].sum),
         "orders",
@@ -312,22 +290,10 @@ LARGE: dict[str, tuple[Any, str, Any]] = {
         "orders.a.sum",
         {"orders": {"a": {"max_amount": 1000}}},
     ),
-    "dataclass": (
-        paying(Renamed, lambda o: o.amount),
-        SUM,
-        {"order": {"max_amount": 1000}},
-    ),
-    "InitVar": (paying(Initial, lambda o: o.total), SUM, {"order": {"sum": 1, "more": 1000}}),
-    "TypedDict": (
-        paying(Typed, lambda o: o.get("amount", 10)),
-        SUM,
-        {"order": {"sum": 1, "max_amount": 1000}},
-    ),
-    "TypedDict, alias alone": (
-        paying(Typed, lambda o: o.get("amount", 10)),
-        SUM,
-        {"order": {"max_amount": 1000}},
-    ),
+    "dataclass": ordering(Renamed, {"max_amount": 1000}, lambda o: o.amount),
+    "InitVar": ordering(Initial, {"sum": 1, "more": 1000}, lambda o: o.total),
+    "TypedDict": ordering(Typed, {"sum": 1, "max_amount": 1000}, lambda o: o.get("amount", 10)),
+    "TypedDict, alias alone": ordering(Typed, {"max_amount": 1000}, lambda o: o.get("amount", 10)),
     "alias of a parameter": (
         of(
             "max_amount",
@@ -352,10 +318,10 @@ LARGE: dict[str, tuple[Any, str, Any]] = {
         "sum",
         {"sum": 99},
     ),
-    "another type": (
-        paying(Annotated[Choices, AfterValidator(lambda order: order.sum)], lambda value: value),
-        SUM,
-        {"order": {"sum": 1000}},
+    "another type": ordering(
+        Annotated[Choices, AfterValidator(lambda order: order.sum)],
+        {"sum": 1000},
+        lambda value: value,
     ),
     "custom type": (of("sum", CustomNumber, lambda value: value.value), "sum", {"sum": 1000}),
     "Json": (of("sum", Json[float]), "sum", {"sum": "1000"}),
@@ -379,29 +345,25 @@ OVER = {
 }
 
 
-SMALL: dict[str, tuple[Any, str, Any]] = {
-    "plain": (paying(Choices), SUM, {"order": {"sum": 5}}),
-    "default": (paying(Choices), SUM, {"order": {}}),
-    "populate_by_name": (
-        paying(Aliased, lambda o: o.max_amount),
-        SUM,
-        {"order": {"max_amount": 5}},
-    ),
-    "AliasChoices": (paying(Choices), SUM, {"order": {"max_amount": 5}}),
-    "AliasPath": (paying(Path), SUM, {"order": {"more": {"sum": 5}}}),
-    "alias_generator": (paying(Generated, lambda o: o.SUM), SUM, {"order": {"SUM": 5}}),
-    "default_factory of data": (paying(FactoryOfData), SUM, {"order": {"factor": 1}}),
-    "Decimal as text": (paying(Money), SUM, {"order": {"sum": "5.5"}}),
-    "Decimal as number": (paying(Money), SUM, {"order": {"sum": 0.1}}),
-    "model_validator": (paying(ModelValidator), SUM, {"order": {"sum": 1000, "percent": 1}}),
-    "field_validator": (paying(Validated), SUM, {"order": {"sum": 1}}),
-    "field_serializer": (paying(Liar), SUM, {"order": {"sum": 5}}),
-    "exclude=True": (paying(Excluded), SUM, {"order": {"sum": 5}}),
-    "serialization_alias": (paying(OtherName), SUM, {"order": {"sum": 5}}),
-    "RootModel": (paying(Rooted, lambda o: o.root.sum), SUM, {"order": {"max_amount": 5}}),
-    "union of models": (paying(Paid | Free), SUM, {"order": {"kind": "paid", "max_amount": 5}}),
-    "dataclass": (paying(Renamed, lambda o: o.amount), SUM, {"order": {"max_amount": 5}}),
-    "plain dataclass": (paying(Plain), SUM, {"order": {}}),
+SMALL: Cases = {
+    "plain": ordering(Choices, {"sum": 5}),
+    "default": ordering(Choices, {}),
+    "populate_by_name": ordering(Aliased, {"max_amount": 5}, lambda o: o.max_amount),
+    "AliasChoices": ordering(Choices, {"max_amount": 5}),
+    "AliasPath": ordering(Path, {"more": {"sum": 5}}),
+    "alias_generator": ordering(Generated, {"SUM": 5}, lambda o: o.SUM),
+    "default_factory of data": ordering(FactoryOfData, {"factor": 1}),
+    "Decimal as text": ordering(Money, {"sum": "5.5"}),
+    "Decimal as number": ordering(Money, {"sum": 0.1}),
+    "model_validator": ordering(ModelValidator, {"sum": 1000, "percent": 1}),
+    "field_validator": ordering(Validated, {"sum": 1}),
+    "field_serializer": ordering(Liar, {"sum": 5}),
+    "exclude=True": ordering(Excluded, {"sum": 5}),
+    "serialization_alias": ordering(OtherName, {"sum": 5}),
+    "RootModel": ordering(Rooted, {"max_amount": 5}, lambda o: o.root.sum),
+    "union of models": ordering(Paid | Free, {"kind": "paid", "max_amount": 5}),
+    "dataclass": ordering(Renamed, {"max_amount": 5}, lambda o: o.amount),
+    "plain dataclass": ordering(Plain, {}),
     "alias of a parameter": (
         of("amount", Annotated[float, Field(validation_alias=AliasChoices("sum", "max_amount"))]),
         "sum",
@@ -412,80 +374,95 @@ SMALL: dict[str, tuple[Any, str, Any]] = {
         "sum",
         {"sum": 1000},
     ),
-    "a secret and bytes beside": (
-        paying(Holder),
-        SUM,
-        {"order": {"sum": 5, "token": "t", "data": "d"}},
-    ),
+    "a secret and bytes beside": ordering(Holder, {"sum": 5, "token": "t", "data": "d"}),
 }
-UNREADABLE: dict[str, tuple[Any, str, Any]] = {
+UNREADABLE: Cases = {
     "custom type": (of("sum", CustomNumber, lambda value: value.value), "sum", {"sum": 5}),
     "Json": (of("sum", Json[float]), "sum", {"sum": "5"}),
-    "another type": (
-        paying(Annotated[Choices, AfterValidator(lambda order: order.sum)], lambda value: value),
-        SUM,
-        {"order": {"sum": 5}},
+    "another type": ordering(
+        Annotated[Choices, AfterValidator(lambda order: order.sum)], {"sum": 5}, lambda value: value
     ),
-    "alias in a TypedDict": (paying(Typed, lambda o: o["amount"]), SUM, {"order": {"sum": 5}}),
-    "InitVar": (paying(Initial), SUM, {"order": {"sum": 5}}),
+    "alias in a TypedDict": ordering(Typed, {"sum": 5}, lambda o: o["amount"]),
+    "InitVar": ordering(Initial, {"sum": 5}),
     "secret": (paying(Holder), "order.token", {"order": {"token": "t"}}),
     "bytes": (paying(Holder), "order.data", {"order": {"data": "t"}}),
-    "Decimal with more digits than a double": (
-        paying(Money),
-        SUM,
-        {"order": {"sum": "1.00000000000000000000001"}},
-    ),
+    "Decimal with more digits than a double": ordering(Money, {"sum": "1.00000000000000000000001"}),
 }
 
 
-async def text_of(function: Any, arguments: Any, *rules: dict[str, Any]) -> str:
-    ran.clear()
-    async with client(gateway(function, policy=list(rules))) as mcp:
-        return await mcp.text("pay", arguments)
+async def results_of(
+    cases: Cases, rules_of: Callable[[str], list[dict[str, Any]]]
+) -> dict[str, tuple[str, list[Any]]]:
+    """What the tool of each case says under its rules, and the amounts that it would have paid."""
+    rules = [
+        {effect: {"tool": function.__name__, **match}}
+        for way, (function, _, _) in cases.items()
+        for rule in rules_of(way)
+        for effect, match in rule.items()
+    ]
+    found = {}
+    functions = [function for function, _, _ in cases.values()]
+    async with client(gateway(*functions, policy=rules)) as mcp:
+        for way, (function, _, arguments) in cases.items():
+            ran.clear()
+            found[way] = await mcp.text(function.__name__, arguments), list(ran)
+    return found
 
 
-def refused(text: str) -> bool:
-    return NOT_THESE in text or "Invalid arguments" in text
+def refused(results: dict[str, tuple[str, list[Any]]], *said: str) -> set[str]:
+    """The cases whose call was refused with one of these texts, and did not run."""
+    return {
+        way
+        for way, (text, amounts) in results.items()
+        if any(one in text for one in said or (NOT_THESE, "Invalid arguments")) and not amounts
+    }
 
 
-@pytest.mark.parametrize("way", LARGE)
-async def test_an_allow_of_small_sums_refuses_a_large_sum(way: str) -> None:
-    function, place, arguments = LARGE[way]
-    small = LARGE_ORDER.get(way, member(place, NUMBER))
-    text = await text_of(function, arguments, {"allow": {"arguments": small}})
-    assert refused(text), ran
-    assert ran == []
+async def test_an_allow_of_small_sums_refuses_a_large_sum() -> None:
+    def rules(way: str) -> list[dict[str, Any]]:
+        return [{"allow": {"arguments": LARGE_ORDER.get(way, member(LARGE[way][1], NUMBER))}}]
+
+    assert refused(await results_of(LARGE, rules)) == LARGE.keys()
 
 
-@pytest.mark.parametrize("way", [way for way in LARGE if way != "float or text"])
-async def test_a_deny_of_large_sums_refuses_a_large_sum(way: str) -> None:
-    function, place, arguments = LARGE[way]
-    large = OVER.get(way, member(place, {"type": "number", "exclusiveMinimum": 100}))
-    text = await text_of(function, arguments, {"deny": {"arguments": large}}, {"allow": {}})
-    assert refused(text), ran
-    assert ran == []
+OVER_100 = {"type": "number", "exclusiveMinimum": 100}
 
 
-@pytest.mark.parametrize("way", SMALL)
-async def test_a_small_sum_is_allowed_and_not_denied(way: str) -> None:
-    function, place, arguments = SMALL[way]
-    large = member(place, {"type": "number", "exclusiveMinimum": 100})
-    rules = ({"deny": {"arguments": large}}, {"allow": {"arguments": member(place, NUMBER)}})
-    assert await text_of(function, arguments, *rules) == "ran"
-    assert 0 < ran[0] <= 100
+async def test_a_deny_of_large_sums_refuses_a_large_sum() -> None:
+    def rules(way: str) -> list[dict[str, Any]]:
+        large = OVER.get(way, member(LARGE[way][1], OVER_100))
+        return [{"deny": {"arguments": large}}, {"allow": {}}]
+
+    # a text is no large number
+    cases = {way: case for way, case in LARGE.items() if way != "float or text"}
+    assert refused(await results_of(cases, rules)) == cases.keys()
 
 
-@pytest.mark.parametrize("way", UNREADABLE)
-async def test_a_rule_that_cannot_read_a_value_refuses_it(way: str) -> None:
-    function, place, arguments = UNREADABLE[way]
-    anything: dict[str, Any] = member(place, {"not": {"const": "other"}})
-    assert NOT_THESE in await text_of(function, arguments, {"allow": {"arguments": anything}})
-    nothing = member(place, {"const": "other"})
-    denied = {"deny": {"arguments": nothing}}
-    assert NOT_THESE in await text_of(function, arguments, denied, {"allow": {}})
-    assert ran == []
-    other = {"deny": {"arguments": member("elsewhere", {"const": 1})}}
-    assert await text_of(function, arguments, other, {"allow": {}}) == "ran"
+async def test_a_small_sum_is_allowed_and_not_denied() -> None:
+    def rules(way: str) -> list[dict[str, Any]]:
+        _, place, _ = SMALL[way]
+        large = {"deny": {"arguments": member(place, OVER_100)}}
+        return [large, {"allow": {"arguments": member(place, NUMBER)}}]
+
+    for way, (text, (amount,)) in (await results_of(SMALL, rules)).items():
+        assert (text, 0 < amount <= 100) == ("ran", True), way
+
+
+@pytest.mark.parametrize("effect", ["allow", "deny", "other"])
+async def test_a_rule_that_cannot_read_a_value_refuses_it(effect: str) -> None:
+    def rules(way: str) -> list[dict[str, Any]]:
+        _, place, _ = UNREADABLE[way]
+        return {
+            "allow": [{"allow": {"arguments": member(place, {"not": {"const": "other"}})}}],
+            "deny": [{"deny": {"arguments": member(place, {"const": "other"})}}, {"allow": {}}],
+            "other": [{"deny": {"arguments": member("elsewhere", {"const": 1})}}, {"allow": {}}],
+        }[effect]
+
+    results = await results_of(UNREADABLE, rules)
+    if effect == "other":
+        assert {text for text, _ in results.values()} == {"ran"}
+    else:
+        assert refused(results, NOT_THESE) == UNREADABLE.keys()
 
 
 LEAVES: dict[str, tuple[Any, Any, Any]] = {
@@ -509,29 +486,31 @@ LEAVES: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-async def question(mcp: Client, arguments: Any) -> str:
+async def question(mcp: Client, function: Any, arguments: Any) -> str:
     """The text of the approval question of a call."""
-    result = await ask(mcp, "tools/call", {"name": "pay", "arguments": arguments})
+    result = await ask(mcp, "tools/call", {"name": function.__name__, "arguments": arguments})
     return str(result["inputRequests"]["approve"]["params"]["message"])
 
 
-@pytest.mark.parametrize("kind", LEAVES)
-async def test_a_rule_and_an_approval_read_the_value_after_validation(kind: str) -> None:
-    annotation, sent, read = LEAVES[kind]
-    function = of("value", annotation, lambda value: value)
-    only = {
-        "allow": {"arguments": {"properties": {"value": {"const": read}}, "required": ["value"]}}
-    }
-    sections: Any = {"policy": [only], "backend": {"approve": "always"}}
-    async with client(gateway(function, **sections)) as mcp:
-        message = await question(mcp, {"value": sent})
-        assert message == f"Run pay?\n\nIt is called with\n{shown({'value': read})}"
+async def test_a_rule_and_an_approval_read_the_value_after_validation() -> None:
+    functions = {kind: of("value", annotation) for kind, (annotation, _, _) in LEAVES.items()}
+    rules = [
+        {"allow": {"tool": functions[kind].__name__, "arguments": member("value", {"const": read})}}
+        for kind, (_, _, read) in LEAVES.items()
+    ]
+    sections: Any = {"policy": rules, "backend": {"approve": "always"}}
+    async with client(gateway(*functions.values(), **sections)) as mcp:
+        for kind, (_, sent, read) in LEAVES.items():
+            asked = (
+                f"Run {functions[kind].__name__}?\n\nIt is called with\n{shown({'value': read})}"
+            )
+            assert await question(mcp, functions[kind], {"value": sent}) == asked, kind
 
 
 async def test_an_approval_shows_what_runs_and_what_it_is_made_of() -> None:
     async def asked(function: Any, arguments: Any) -> str:
         async with client(gateway(function, backend={"approve": "always"})) as mcp:
-            return await question(mcp, arguments)
+            return await question(mcp, function, arguments)
 
     hidden = {"order": {"max_amount": 1000, "note": "sum: 1"}}
     assert '- order: {"sum":1000.0}' in await asked(paying(Choices), hidden)
@@ -543,6 +522,7 @@ async def test_an_approval_shows_what_runs_and_what_it_is_made_of() -> None:
     assert '"k"' not in default
 
 
+MAX = "order.max_amount"
 DECLARED: dict[str, tuple[Any, Any]] = {
     # the schema of `order` that the author of the function wrote, and what a caller sends
     "name in Python": ({"properties": {"max_amount": {"type": "number"}}}, {"max_amount": 1000}),
@@ -555,30 +535,33 @@ DECLARED: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", DECLARED)
-async def test_a_rule_cannot_read_an_argument_that_a_declared_schema_names_otherwise(
-    way: str,
-) -> None:
-    schema, order = DECLARED[way]
-
-    @tool(input_schema={"type": "object", "properties": {"order": {"type": "object", **schema}}})
-    def pay(order: Aliased) -> str:
-        return got(order.max_amount)
-
-    large = member("order.max_amount", {"type": "number", "exclusiveMinimum": 5})
-    text = await text_of(pay, {"order": order}, {"deny": {"arguments": large}}, {"allow": {}})
-    assert refused(text), ran
-    assert ran == []
+async def test_a_rule_cannot_read_an_argument_that_a_declared_schema_names_otherwise() -> None:
+    large = member(MAX, {"type": "number", "exclusiveMinimum": 5})
+    cases: Cases = {}
+    for way, (order, sent) in DECLARED.items():
+        schema = {"type": "object", "properties": {"order": {"type": "object", **order}}}
+        cases[way] = (
+            of("order", Aliased, lambda o: o.max_amount, schema=schema),
+            MAX,
+            {"order": sent},
+        )
+    results = await results_of(cases, lambda way: [{"deny": {"arguments": large}}, {"allow": {}}])
+    assert refused(results) == cases.keys()
 
 
 async def test_a_rule_reads_arguments_under_the_names_of_a_declared_schema() -> None:
-    @tool(input_schema=member("order.sum", {"type": "number"}))
-    def pay(order: Aliased) -> str:
-        return got(order.max_amount)
+    def pay(amount: int) -> tuple[Any, str, Any]:
+        schema = member(SUM, {"type": "number"})
+        return (
+            of("order", Aliased, lambda o: o.max_amount, schema=schema),
+            SUM,
+            {"order": {"sum": amount}},
+        )
 
-    small = {"allow": {"arguments": member("order.sum", NUMBER)}}
-    assert await text_of(pay, {"order": {"sum": 5}}, small) == "ran"
-    assert refused(await text_of(pay, {"order": {"sum": 1000}}, small))
+    small = [{"allow": {"arguments": member(SUM, NUMBER)}}]
+    results = await results_of({"5": pay(5), "1000": pay(1000)}, lambda way: small)
+    assert results["5"] == ("ran", [5])
+    assert refused(results) == {"1000"}
 
 
 def test_the_names_of_values_are_those_of_the_schema() -> None:
@@ -606,14 +589,15 @@ def test_the_names_of_values_are_those_of_the_schema() -> None:
 
 
 async def test_of_a_value_that_changes_at_each_call_what_was_approved_runs() -> None:
-    numbers = count(1)
+    amounts = count(1)
 
     class Changing(BaseModel):
-        sum: float = Field(default_factory=lambda: next(numbers))
+        sum: float = Field(default_factory=lambda: next(amounts))
 
     ran.clear()
-    call = {"name": "pay", "arguments": {"order": {}}}
-    async with client(gateway(paying(Changing), backend={"approve": "always"})) as mcp:
+    pay = paying(Changing)
+    call = {"name": pay.__name__, "arguments": {"order": {}}}
+    async with client(gateway(pay, backend={"approve": "always"})) as mcp:
         first = await ask(mcp, "tools/call", call)
         shown_first = first["inputRequests"]["approve"]["params"]["message"]
         approved = retry(call, first, approve=accept(approve=True))
