@@ -6,16 +6,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 
 from roundgate import aws
 
 
+@pytest.fixture(scope="session")
+def aws_models() -> Any:
+    """What botocore knows of the services, which takes a tenth of a second to read."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
+
+
 @pytest.fixture
-def own_aws_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_aws_session(monkeypatch: pytest.MonkeyPatch, aws_models: Any) -> None:
     """A session of botocore for this test alone: it keeps the credentials that it has read of the environment."""
-    monkeypatch.setattr(aws, "_session", cache(aws._session.__wrapped__))
+
+    @cache
+    def session() -> Any:
+        made = make()
+        made.register_component("data_loader", aws_models)
+        return made
+
+    make = aws._session.__wrapped__
+    monkeypatch.setattr(aws, "_session", session)
 
 
 @pytest.fixture(scope="session")

@@ -72,6 +72,16 @@ async def called(
             return told, await mcp.call("tool", arguments)
 
 
+async def called_often(
+    patch: pytest.MonkeyPatch, directory: Path, *answers: bytes, **tool: Any
+) -> tuple[Service, list[dict[str, Any]]]:
+    """A call of a tool for each of these answers of its function."""
+    async with service(*answers) as told:
+        use(patch, told.url)
+        async with gateway_with(directory, entry({"input_schema": ANY, **tool})) as mcp:
+            return told, [await mcp.call("tool") for _ in answers]
+
+
 def error_of(result: dict[str, Any]) -> str:
     """The text of an error."""
     assert result["isError"], result
@@ -79,15 +89,16 @@ def error_of(result: dict[str, Any]) -> str:
     return text
 
 
-@pytest.mark.parametrize("refusal", SENTENCES)
 async def test_what_aws_refuses_is_said_once_with_what_is_known_of_effects(
-    patch: pytest.MonkeyPatch, tmp_path: Path, refusal: str
+    patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    status, _, code = refusal.rpartition(" ")
-    told, result = await called(patch, tmp_path, refused(status, code, "arn:secret of AWS"))
-    assert SENTENCES[refusal] in error_of(result)
-    assert "arn:secret" not in error_of(result)
-    assert len(told.requests) == 1
+    refusals = [refusal.rpartition(" ") for refusal in SENTENCES]
+    answers = [refused(status, code, "arn:secret of AWS") for status, _, code in refusals]
+    told, results = await called_often(patch, tmp_path, *answers)
+    for result, sentence in zip(results, SENTENCES.values(), strict=True):
+        assert sentence in error_of(result)
+        assert "arn:secret" not in error_of(result)
+    assert len(told.requests) == len(SENTENCES)
 
 
 async def test_the_log_has_a_line_for_each_call_of_aws_lambda_without_what_was_said(
@@ -105,21 +116,19 @@ async def test_the_log_has_a_line_for_each_call_of_aws_lambda_without_what_was_s
     assert all(one["ms"] >= 0 and len(one) == 3 for one in fields)
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
+async def test_what_was_not_begun_is_tried_again(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    causes = [
         refused("429 Throttled", "TooManyRequestsException", Retry_After="0"),
         refused("502 Bad", "ENINotReadyException"),
         refused("409 Conflict", "CodeArtifactUserPendingException"),
-    ],
-    ids=["throttled", "no network yet", "being made"],
-)
-async def test_what_was_not_begun_is_tried_again(
-    patch: pytest.MonkeyPatch, tmp_path: Path, first: bytes
-) -> None:
-    told, result = await called(patch, tmp_path, first, first, said({"n": 1}))
-    assert result["structuredContent"] == {"n": 1}
-    assert len(told.requests) == 3
+    ]
+    answers = [one for first in causes for one in (first, first, said({"n": 1}))]
+    async with service(*answers) as told:
+        use(patch, told.url)
+        async with gateway_with(tmp_path, entry({"input_schema": ANY})) as mcp:
+            for number, _ in enumerate(causes, 1):
+                assert (await mcp.call("tool"))["structuredContent"] == {"n": 1}
+                assert len(told.requests) == 3 * number
 
 
 @pytest.mark.parametrize(
@@ -597,21 +606,20 @@ async def test_an_execution_goes_on_where_nobody_says_otherwise(
 FOLLOWED = {"poll": {"look": ["{id}", 1, {"of": "{id}"}]}, "succeeded": ["done"], "every_s": 1}
 
 
-@pytest.mark.parametrize(
-    "unlucky",
-    [
-        said({"errorMessage": "out of memory"}, failed=True),
-        said({"statusCode": 503, "body": "{}"}),
-        said({"statusCode": 429, "body": "{}"}),
-        refused("429 Throttled", "TooManyRequestsException"),
-    ],
-    ids=["failed", "503", "429", "throttled"],
+UNLUCKY = (
+    said({"errorMessage": "out of memory"}, failed=True),
+    said({"statusCode": 503, "body": "{}"}),
+    said({"statusCode": 429, "body": "{}"}),
+    refused("429 Throttled", "TooManyRequestsException"),
 )
+
+
 async def test_a_job_is_looked_at_again_when_the_function_cannot_tell_just_now(
-    patch: pytest.MonkeyPatch, tmp_path: Path, unlucky: bytes
+    patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    answers = said({"id": 7}), unlucky, said({"status": "done", "total": 3})
-    told, result = await called(patch, tmp_path, *answers, job=FOLLOWED)
+    answers = said({"id": 7}), *UNLUCKY, said({"status": "done", "total": 3})
+    job = {**FOLLOWED, "every_s": 0.1}
+    told, result = await called(patch, tmp_path, *answers, job=job)
     assert result["structuredContent"] == {"status": "done", "total": 3}
     assert json.loads(told.body()) == {"look": ["7", 1, {"of": "7"}]}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -41,14 +40,25 @@ class Echo:
         pass
 '''
 
-ENTRY = """
-import sys
+PROGRAM = """
+import contextlib, io, json, sys
 from types import MappingProxyType
 from roundgate.backends import registry
 registry.KINDS = MappingProxyType({**registry.KINDS, "echo": registry.BackendKind("echo:EchoConfig", "echo:Echo")})
 from roundgate.cli import main
-sys.exit(main())
+said = []
+for command in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        status = main(command)
+    said.append((status, out.getvalue()))
+print(json.dumps(said))
 """
+"""Runs commands with one more entry in the table."""
+FILES = {
+    "good": "backends: [{kind: echo, name: e, word: hello}]\n",
+    "misspelt": "backends:\n  - kind: echo\n    name: e\n    words: hello\n",
+    "unknown": "backends: [{name: e}, {kind: none, name: f}]\n",
+}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -58,43 +68,46 @@ def test_an_entry_of_the_table_is_whole(name: str) -> None:
     assert callable(kind.factory())
 
 
-def run(directory: Path, *arguments: str) -> tuple[int, str]:
-    """The command, with one more entry in the table."""
-    (directory / "echo.py").write_text(FIFTH)
-    command = [sys.executable, "-c", ENTRY, *arguments]
+Said = dict[str, tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """What `roundgate check` says of each file and with which status it ends, and `roundgate schema`."""
+    folder = tmp_path_factory.mktemp("kinds")
+    (folder / "echo.py").write_text(FIFTH)
+    for name, text in FILES.items():
+        (folder / f"{name}.yaml").write_text(text)
+    commands = [*(["check", f"{name}.yaml"] for name in FILES), ["schema"]]
+    program = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     done = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=120, check=False
+        program, cwd=folder, capture_output=True, text=True, timeout=120, check=True
     )
-    return done.returncode, done.stdout + done.stderr
+    return dict(zip([*FILES, "schema"], json.loads(done.stdout), strict=True))
 
 
-def test_another_kind_is_one_module_and_one_entry(tmp_path: Path) -> None:
-    (tmp_path / "gateway.yaml").write_text("backends: [{kind: echo, name: e, word: hello}]\n")
-    status, said = run(tmp_path, "check", "gateway.yaml")
-    assert status == 0, said
-    assert "e__hello" in said
+def test_another_kind_is_one_module_and_one_entry(said: Said) -> None:
+    status, text = said["good"]
+    assert status == 0, text
+    assert "e__hello" in text
 
 
-def test_its_problems_have_their_places(tmp_path: Path) -> None:
-    (tmp_path / "gateway.yaml").write_text(
-        "backends:\n  - kind: echo\n    name: e\n    words: hello\n"
-    )
-    status, said = run(tmp_path, "check", "gateway.yaml")
+def test_its_problems_have_their_places(said: Said) -> None:
+    status, text = said["misspelt"]
     assert status == 1
-    assert "gateway.yaml:2: backends[0].word: Field required" in said
-    assert "gateway.yaml:4: backends[0].words: Extra inputs" in said
+    assert "misspelt.yaml:2: backends[0].word: Field required" in text
+    assert "misspelt.yaml:4: backends[0].words: Extra inputs" in text
 
 
-def test_a_kind_that_is_not_there_is_a_problem_that_names_those_that_are(tmp_path: Path) -> None:
-    (tmp_path / "gateway.yaml").write_text("backends: [{name: e}, {kind: none, name: f}]\n")
-    status, said = run(tmp_path, "check", "gateway.yaml")
+def test_a_kind_that_is_not_there_is_a_problem_that_names_those_that_are(said: Said) -> None:
+    status, text = said["unknown"]
     assert status == 1
     kinds = [*KINDS, "echo"]
-    assert f"add {' or '.join(f'kind: {kind}' for kind in kinds)}" in said
-    assert ", ".join(map(repr, kinds)) in said
+    assert f"add {' or '.join(f'kind: {kind}' for kind in kinds)}" in text
+    assert ", ".join(map(repr, kinds)) in text
 
 
-def test_the_schema_has_it(tmp_path: Path) -> None:
-    status, said = run(tmp_path, "schema")
-    assert status == 0, said
-    assert "EchoConfig" in json.loads(said)["$defs"]
+def test_the_schema_has_it(said: Said) -> None:
+    status, text = said["schema"]
+    assert status == 0, text
+    assert "EchoConfig" in json.loads(text)["$defs"]

@@ -16,7 +16,8 @@ from tests.support.openapi import Compiled, compiled, document, operation
 GOOD = operation(path="/good", operationId="good")
 WITHIN_S = 20
 """Of processor time, for what takes well below one second: something quadratic takes minutes."""
-MANY = 100_000
+MANY = 50_001
+"""One more than a schema may have values."""
 
 
 def index_of(folder: Path, described: dict[str, Any]) -> Index:
@@ -47,7 +48,7 @@ def test_a_schema_that_doubles_with_each_reference_stays_small(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["enum", "properties", "required"])
-def test_a_hundred_thousand_of_something_are_left_out_in_time(tmp_path: Path, kind: str) -> None:
+def test_more_values_than_a_schema_may_have_are_left_out_in_time(tmp_path: Path, kind: str) -> None:
     names = [f"v{n}" for n in range(MANY)]
     value = {name: {"type": "string"} for name in names} if kind == "properties" else names
     index = index_of(tmp_path, with_body({"type": "object", "properties": {"a": {}}, kind: value}))
