@@ -99,34 +99,35 @@ async def test_a_service_learns_who_calls(tmp_path: Path) -> None:
         assert "ann@example.com" not in "".join(lines.text)
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["a\r\nX-Admin: yes", "a\nb", "Ærø 🚀", "a,b", "%0d%0a", "a b", 'a"; role="admin', "+", "\x00"],
-    ids=repr,
-)
-async def test_no_value_forges_a_header(tmp_path: Path, value: str) -> None:
+VALUES = (
+    "a\r\nX-Admin: yes", "a\nb", "Ærø 🚀", "a,b", "%0d%0a", "a b", 'a"; role="admin', "+", "\x00",
+)  # fmt: skip
+
+
+async def test_no_value_forges_a_header(tmp_path: Path) -> None:
     async with service() as told:
         backend = {"kind": "http", "name": "api", "base_url": told.url, "tools": [TOOL]}
         async with gateway(tmp_path, backend) as mcp:
-            await call(mcp, of(value, email=value, realm_access={"groups": [value, "other"]}))
-        assert told.header("x-admin") == []
-        (user,), (email,), (groups,) = (
-            told.header(f"x-{name}") for name in NAMES if name != "client"
-        )
-        assert unquote(user) == unquote(email) == value
-        assert user.isascii()
-        assert not set(user) & set('\r\n ,;"+')
-        assert {unquote(part) for part in groups.split(",")} == {value, "other"}
+            for value in VALUES:
+                await call(mcp, of(value, email=value, realm_access={"groups": [value, "other"]}))
+                assert told.header("x-admin") == []
+                (user,), (email,), (groups,) = (
+                    told.header(f"x-{name}") for name in NAMES if name != "client"
+                )
+                assert unquote(user) == unquote(email) == value
+                assert user.isascii()
+                assert not set(user) & set('\r\n ,;"+')
+                assert {unquote(part) for part in groups.split(",")} == {value, "other"}
 
 
-@pytest.mark.parametrize("claim", [None, "", [], {"a": 1}, "\ud800"], ids=repr)
-async def test_an_unknown_or_empty_value_has_no_header(tmp_path: Path, claim: Any) -> None:
+async def test_an_unknown_or_empty_value_has_no_header(tmp_path: Path) -> None:
     async with service() as told:
         tool = {**TOOL, "headers": {"x-email": "of the tool"}}
         backend = {"kind": "http", "name": "api", "base_url": told.url, "tools": [tool]}
         async with gateway(tmp_path, backend) as mcp:
-            await call(mcp, of("ann", client_id=None, email=claim))
-        assert sent(told) == {"user": "ann"}
+            for claim in (None, "", [], {"a": 1}, "\ud800"):
+                await call(mcp, of("ann", client_id=None, email=claim))
+                assert sent(told) == {"user": "ann"}, claim
 
 
 async def test_without_authentication_a_caller_has_no_name(tmp_path: Path) -> None:

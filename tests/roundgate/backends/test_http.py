@@ -144,9 +144,12 @@ CREDENTIALS = [
 ]
 
 
-@pytest.mark.parametrize(
+credentials = pytest.mark.parametrize(
     ("credential", "headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"]
 )
+
+
+@credentials
 async def test_a_credential_is_sent_with_every_request(
     credential: dict[str, str], headers: dict[str, str]
 ) -> None:
@@ -158,23 +161,22 @@ async def test_a_credential_is_sent_with_every_request(
     assert told.request_lines == [f"GET /?a=b{'' if headers else f'&api+key={SECRET}'} HTTP/1.1"]
 
 
-@pytest.mark.parametrize("path", ["/anything", "/headers", "/status/418", "/basic-auth/a/b"])
-@pytest.mark.parametrize(
-    ("credential", "_headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"]
-)
+ECHOES = ("/anything", "/headers", "/status/418", "/basic-auth/a/b")
+
+
+@credentials
 async def test_a_credential_that_a_service_echoes_is_taken_out(
-    httpbin_url: str, path: str, credential: dict[str, str], _headers: Any
+    httpbin_url: str, credential: dict[str, str], headers: Any
 ) -> None:
-    headers = {"X-Session-Token": "another-s3cret", "X-Plain": "a-plain-header"}
-    async with gateway_to(
-        httpbin_url, {"path": path}, credential=credential, headers=headers
-    ) as gate:
-        said = json.dumps(await gate.call("tool"))
+    tools = [{"name": path.replace("/", "_"), "path": path} for path in ECHOES]
+    fixed = {"X-Session-Token": "another-s3cret", "X-Plain": "a-plain-header"}
+    async with gateway_to(httpbin_url, *tools, credential=credential, headers=fixed) as gate:
+        said = [json.dumps(await gate.call(tool["name"])) for tool in tools]
     for secret in (SECRET, "another-s3cret", "dXNlcjpzM2NyZXQtb2YtdGhlLXNlcnZpY2U"):
-        assert secret not in said
-    if path in ("/anything", "/headers"):
-        assert "a-plain-header" in said
-        assert "[redacted]" in said
+        assert secret not in "".join(said)
+    for text in said[:2]:
+        assert "a-plain-header" in text
+        assert "[redacted]" in text
 
 
 async def test_a_credential_in_a_reason_phrase_a_type_or_an_error_is_taken_out() -> None:
@@ -236,11 +238,9 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "credential", [one for one, _ in CREDENTIALS], ids=["bearer", "basic", "header", "query"]
-)
+@credentials
 async def test_a_credential_is_in_no_error_and_no_log(
-    capfd: pytest.CaptureFixture[str], credential: dict[str, str]
+    capfd: pytest.CaptureFixture[str], credential: dict[str, str], headers: Any
 ) -> None:
     limits = {"credential": credential, "max_response_bytes": 100}
     with root_logger.lent() as logger:
@@ -258,11 +258,9 @@ async def test_a_credential_is_in_no_error_and_no_log(
         assert "dXNlcjpzM2NyZXQtb2YtdGhlLXNlcnZpY2U" not in text
 
 
-@pytest.mark.parametrize(
-    ("credential", "_headers"), CREDENTIALS, ids=["bearer", "basic", "header", "query"]
-)
+@credentials
 def test_a_credential_and_fixed_headers_are_in_no_repr(
-    credential: dict[str, str], _headers: Any
+    credential: dict[str, str], headers: Any
 ) -> None:
     tool = {"name": "t", "description": "d", "path": "/", "headers": {"X-Key": SECRET}}
     config = HttpBackendConfig.model_validate(
@@ -365,34 +363,36 @@ async def test_a_redirected_post_keeps_its_body_where_the_status_says_so(httpbin
     )
 
 
-@pytest.mark.parametrize(
-    "location",
-    [
-        "http://127.0.0.1:{other}/x",
-        "http://localhost:{port}/x",
-        "https://127.0.0.1:{port}/x",
-        "//127.0.0.1:{other}/x",
-        "http://127.0.0.1:{port}@localhost:{other}/x",
-        "http://[::1]:{port}/x",
-        "ftp://127.0.0.1:{port}/x",
-        "file:///etc/passwd",
-        "http://127.0.0.1:99999/",
-        "http://127.0.0.1:-1/",
-        "http://xn--/",
-        "mailto:ann@example.com",
-    ],
+ELSEWHERE = (
+    "http://127.0.0.1:{other}/x",
+    "http://localhost:{port}/x",
+    "https://127.0.0.1:{port}/x",
+    "//127.0.0.1:{other}/x",
+    "http://127.0.0.1:{port}@localhost:{other}/x",
+    "http://[::1]:{port}/x",
+    "ftp://127.0.0.1:{port}/x",
+    "file:///etc/passwd",
+    "http://127.0.0.1:99999/",
+    "http://127.0.0.1:-1/",
+    "http://xn--/",
+    "mailto:ann@example.com",
 )
-async def test_a_redirect_to_another_origin_is_a_tool_error_and_never_followed(
-    location: str,
-) -> None:
-    async with service() as other, service() as told:
-        target = location.format(other=other.port, port=told.port)
-        told.answers = (answer(b"", "302 Found", Location=target), answer(b'"arrived"'))
-        async with gateway_to(told.url, {"path": "/a"}, credential={"bearer": SECRET}) as gate:
+
+
+async def test_a_redirect_to_another_origin_is_a_tool_error_and_never_followed() -> None:
+    async with (
+        service() as other,
+        service() as told,
+        gateway_to(told.url, {"path": "/a"}, credential={"bearer": SECRET}) as gate,
+    ):
+        for number, location in enumerate(ELSEWHERE, 1):
+            target = location.format(other=other.port, port=told.port)
+            redirects = answer(b"", "302 Found", Location=target)
+            told.answers = (*[redirects] * number, answer(b'"arrived"'))
             result = await gate.call("tool")
-    assert result["isError"] is True
-    assert "redirects to" in result["content"][0]["text"]
-    assert (len(told.requests), other.requests) == (1, [])
+            assert result["isError"] is True, location
+            assert "redirects to" in result["content"][0]["text"]
+            assert (len(told.requests), other.requests) == (number, []), location
 
 
 @pytest.mark.parametrize(
@@ -440,25 +440,24 @@ async def test_an_answer_that_trickles_in_is_timed_as_a_whole_or_by_the_tools_ow
         assert await gate.text("long") == '{"a":1}'
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        answer(b"{}", length=50, Connection="close"),
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\nzz\r\n",
-        b"garbage\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
-        b"",
-        b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
-    ],
-    ids=["truncated", "bad chunk", "garbage", "negative length", "nothing", "endless header"],
-)
-async def test_a_broken_answer_is_a_tool_error(said: bytes) -> None:
-    async with service(said) as told, gateway_to(told.url, {"path": "/a"}) as gate:
-        result = await gate.call("tool")
-    assert result["isError"] is True
-    assert result["content"][0]["text"].startswith(
-        "GET /a of api failed: the connection ended before there was an answer to read ("
-    )
+BROKEN = {
+    "truncated": answer(b"{}", length=50, Connection="close"),
+    "bad chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\nzz\r\n",
+    "garbage": b"garbage\r\n\r\n",
+    "negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+    "nothing": b"",
+    "endless header": b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
+}
+
+
+async def test_a_broken_answer_is_a_tool_error() -> None:
+    async with service(*BROKEN.values()) as told, gateway_to(told.url, {"path": "/a"}) as gate:
+        for name in BROKEN:
+            result = await gate.call("tool")
+            assert result["isError"] is True, name
+            assert result["content"][0]["text"].startswith(
+                "GET /a of api failed: the connection ended before there was an answer to read ("
+            ), name
 
 
 @pytest.mark.parametrize(("keep_alive_s", "connections"), [(60, 1), (0.05, 2)])
@@ -537,22 +536,21 @@ async def test_a_bomb_is_refused_before_it_goes_off(
     assert peak < 20_000_000  # some of it is what the first call imports
 
 
-@pytest.mark.parametrize(
-    "charset", ["punycode", "idna", "utf-7", "unicode_escape", "rot13", "zip", "hex", "nonsense"]
-)
-async def test_a_charset_that_no_page_is_written_in_is_not_tried(charset: str) -> None:
-    said = answer(
-        b"a" * 100_000 + b"-" + b"b" * 100_000, content_type=f"text/plain; charset={charset}"
-    )
-    async with service(said) as told, gateway_to(told.url, {}) as gate:
-        (block,) = (await asyncio.wait_for(gate.call("tool"), 60))["content"]
-    assert block["type"] == "resource"
+async def test_a_charset_that_no_page_is_written_in_is_not_tried() -> None:
+    charsets = "punycode", "idna", "utf-7", "unicode_escape", "rot13", "zip", "hex", "nonsense"
+    body = b"a" * 100_000 + b"-" + b"b" * 100_000
+    says = [answer(body, content_type=f"text/plain; charset={charset}") for charset in charsets]
+    async with service(*says) as told, gateway_to(told.url, {}) as gate:
+        for charset in charsets:
+            (block,) = (await asyncio.wait_for(gate.call("tool"), 60))["content"]
+            assert block["type"] == "resource", charset
 
 
-@pytest.mark.parametrize("path", ["/gzip", "/deflate"])
-async def test_a_packed_answer_is_unpacked(httpbin_url: str, path: str) -> None:
-    async with gateway_to(httpbin_url, {"path": path}) as gate:
-        assert (await gate.call("tool"))["structuredContent"]["method"] == "GET"
+async def test_a_packed_answer_is_unpacked(httpbin_url: str) -> None:
+    tools = [{"name": name, "path": f"/{name}"} for name in ("gzip", "deflate")]
+    async with gateway_to(httpbin_url, *tools) as gate:
+        for tool in tools:
+            assert (await gate.call(tool["name"]))["structuredContent"]["method"] == "GET"
 
 
 async def test_debug_messages_show_a_client_the_request_without_its_query(

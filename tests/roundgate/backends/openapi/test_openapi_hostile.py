@@ -76,10 +76,10 @@ def test_names_that_collide_by_the_thousand_stay_apart(tmp_path: Path) -> None:
     def get(name: str) -> dict[str, Any]:
         return {"get": {"operationId": name, "responses": {}}}
 
-    paths = {f"/same/{n}": get("same") for n in range(2_000)}
-    paths |= {f"/cut/{n}": get("a" * 80 + str(n)) for n in range(2_000)}
+    paths = {f"/same/{n}": get("same") for n in range(1_000)}
+    paths |= {f"/cut/{n}": get("a" * 80 + str(n)) for n in range(1_000)}
     index = index_of(tmp_path, document(paths))
-    assert len({row.name for row in index.rows}) == 4_000
+    assert len({row.name for row in index.rows}) == 2_000
     assert all(len(row.name) <= 64 for row in index.rows)
 
 
