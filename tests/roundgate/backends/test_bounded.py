@@ -167,14 +167,23 @@ async def test_a_store_that_is_away_does_not_lose_the_beginning(
     assert text.endswith("of 1,000. The rest could not be kept; ask for less at once]")
 
 
-@pytest.mark.parametrize(
-    "cursor",
-    ["", "x", "x.0", ".5", "1-x.-1", "1-x.99999999999", "1-x.²", "0-x.0", "1-x.0", "²-x.0"],
-)
-async def test_a_cursor_that_is_none_is_a_tool_error(mcp: Client, cursor: str) -> None:
-    found = await mcp.call("read_more", {"cursor": cursor})
-    assert found["isError"]
-    assert "nothing to read under this cursor" in found["content"][0]["text"]
+async def test_a_cursor_that_is_none_is_a_tool_error(mcp: Client) -> None:
+    cursors = (
+        "",
+        "x",
+        "x.0",
+        ".5",
+        "1-x.-1",
+        "1-x.99999999999",
+        "1-x.²",
+        "0-x.0",
+        "1-x.0",
+        "²-x.0",
+    )
+    for cursor in cursors:
+        found = await mcp.call("read_more", {"cursor": cursor})
+        assert found["isError"], cursor
+        assert "nothing to read under this cursor" in found["content"][0]["text"]
 
 
 async def test_it_is_forgotten_after_a_time(tmp_path: Path) -> None:

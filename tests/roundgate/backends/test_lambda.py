@@ -513,24 +513,22 @@ async def test_an_execution_of_a_durable_function_is_started_under_a_name_and_fo
 
 
 @knows_durable
-@pytest.mark.parametrize(
-    ("last", "text"),
-    [
-        (
-            execution(
-                "FAILED", Error={"ErrorType": "E", "ErrorMessage": "no", "StackTrace": ["s"]}
-            ),
-            "The job ended as FAILED: E: no",
-        ),
-        (execution("TIMED_OUT"), "The job ended as TIMED_OUT"),
-        (refused("404 No", "ResourceNotFoundException"), "does not exist"),
-    ],
-)
 async def test_an_execution_that_ends_badly_is_an_error(
-    patch: pytest.MonkeyPatch, tmp_path: Path, last: bytes, text: str
+    patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    _, result = await called(patch, tmp_path, STARTED, last, durable={"every_s": 1})
-    assert error_of(result).startswith(text) or text in error_of(result)
+    failure = {"ErrorType": "E", "ErrorMessage": "no", "StackTrace": ["s"]}
+    ends = {
+        "The job ended as FAILED: E: no": execution("FAILED", Error=failure),
+        "The job ended as TIMED_OUT": execution("TIMED_OUT"),
+        "does not exist": refused("404 No", "ResourceNotFoundException"),
+    }
+    answers = [one for last in ends.values() for one in (STARTED, last)]
+    async with service(*answers) as told:
+        use(patch, told.url)
+        declared = entry({"input_schema": ANY, "durable": {"every_s": 1}})
+        async with gateway_with(tmp_path, declared) as mcp:
+            for text in ends:
+                assert text in error_of(await mcp.call("tool"))
 
 
 @knows_durable
@@ -624,25 +622,27 @@ async def test_a_job_is_looked_at_again_when_the_function_cannot_tell_just_now(
     assert json.loads(told.body()) == {"look": ["7", 1, {"of": "7"}]}
 
 
-@pytest.mark.parametrize(
-    ("answers", "text"),
-    [
-        ([said({"statusCode": 400, "body": "{}"})], "answered 400 Bad Request to starting the job"),
-        (
-            [said({"id": 7}), said({"statusCode": 403, "body": "{}"})],
-            "answered 403 Forbidden to following the job",
-        ),
-        (
-            [said({"id": 7}), said({"statusCode": 200, "body": "soon"})],
-            "sent a status of the job that is not JSON",
-        ),
-    ],
-)
 async def test_a_function_that_does_not_tell_of_its_job_is_an_error(
-    patch: pytest.MonkeyPatch, tmp_path: Path, answers: list[bytes], text: str
+    patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    _, result = await called(patch, tmp_path, *answers, job=FOLLOWED)
-    assert text in error_of(result)
+    started = said({"id": 7})
+    untold = {
+        "answered 400 Bad Request to starting the job": [said({"statusCode": 400, "body": "{}"})],
+        "answered 403 Forbidden to following the job": [
+            started,
+            said({"statusCode": 403, "body": "{}"}),
+        ],
+        "sent a status of the job that is not JSON": [
+            started,
+            said({"statusCode": 200, "body": "soon"}),
+        ],
+    }
+    async with service(*(one for answers in untold.values() for one in answers)) as told:
+        use(patch, told.url)
+        job = {**FOLLOWED, "every_s": 0.1}
+        async with gateway_with(tmp_path, entry({"input_schema": ANY, "job": job})) as mcp:
+            for text in untold:
+                assert text in error_of(await mcp.call("tool"))
 
 
 @pytest.mark.parametrize("function", [None, "clerk:live"])

@@ -130,14 +130,6 @@ async def test_a_token_that_is_not_taken_is_renewed_once_and_the_call_sent_again
         assert len(issuer.requests) == 2
 
 
-async def test_tokens_are_taken_out_of_what_a_service_echoes() -> None:
-    echo = answer(b'"you sent echoed-token"')
-    async with service(granted("echoed-token")) as issuer, service(echo) as told:
-        gateway = gateway_to(told.url, {}, credential=credential(issuer))
-        async with gateway as gate:
-            assert (await gate.call("tool"))["structuredContent"] == "you sent [redacted]"
-
-
 async def test_who_is_slow_to_give_tokens_is_no_trouble_of_the_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

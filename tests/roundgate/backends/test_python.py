@@ -39,7 +39,7 @@ from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError
 from roundgate.settings.process import Settings
 from tests.support import wire
-from tests.support.asgi import built, client, gateway
+from tests.support.asgi import Client, built, client, gateway
 
 
 class Colour(enum.Enum):
@@ -71,26 +71,22 @@ async def test_a_tool_gets_rich_types_from_json() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
+async def test_wrong_arguments_are_a_tool_error_that_says_where_and_what() -> None:
+    right = {"colour": "blue", "day": "2026-07-28", "trip": {"to": "Rome"}}
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"colour": "green"}, 'arguments.colour: "green" is not one of "red" or "blue"'),
         ({"trip": {}}, 'arguments.trip: "to" is a required property'),
         ({"day": 5}, 'arguments.day: 5 is not of type "string"'),
         ({"day": "tomorrow"}, "day: Input should be a valid date or datetime"),
         ({"numbers": [1, "x"]}, 'arguments.numbers[1]: "x" is not of type "integer"'),
         ({"coulour": "red"}, "'coulour' was unexpected"),
-    ],
-)
-async def test_wrong_arguments_are_a_tool_error_that_says_where_and_what(
-    change: dict[str, Any], said: str
-) -> None:
-    arguments = {"colour": "blue", "day": "2026-07-28", "trip": {"to": "Rome"}} | change
+    ]
     async with client(gateway(paint)) as gate:
-        result = await gate.call("paint", arguments)
-    assert result["isError"] is True
-    assert result["content"][0]["text"].startswith("Invalid arguments")
-    assert said in result["content"][0]["text"]
+        for change, said in wrong:
+            result = await gate.call("paint", right | change)
+            assert result["isError"] is True
+            assert result["content"][0]["text"].startswith("Invalid arguments")
+            assert said in result["content"][0]["text"]
 
 
 request_of: ContextVar[str] = ContextVar("request_of", default="nobody")
@@ -250,31 +246,32 @@ async def test_a_tool_may_change_its_arguments_without_changing_a_default() -> N
             assert (await gate.call("work", {"words": ["a"]}))["structuredContent"] == ["a", "x"]
 
 
-@pytest.mark.parametrize(
-    ("value", "wire_result"),
-    [
-        (5, {"content": [{"type": "text", "text": "5"}], "structuredContent": 5}),
-        (
-            [1, None],
-            {"content": [{"type": "text", "text": "[1,null]"}], "structuredContent": [1, None]},
-        ),
-        (None, {"content": []}),
-        ("é", {"content": [{"type": "text", "text": "é"}]}),
-        (
-            ImageContent(b"x", "image/png"),
-            {"content": [{"type": "image", "data": "eA==", "mimeType": "image/png"}]},
-        ),
-        (ToolResult.error("no"), {"content": [{"type": "text", "text": "no"}], "isError": True}),
-    ],
-)
-async def test_what_a_tool_returns_is_its_result(value: Any, wire_result: dict[str, Any]) -> None:
+RESULTS: list[tuple[Any, dict[str, Any]]] = [
+    (5, {"content": [{"type": "text", "text": "5"}], "structuredContent": 5}),
+    (
+        [1, None],
+        {"content": [{"type": "text", "text": "[1,null]"}], "structuredContent": [1, None]},
+    ),
+    (None, {"content": []}),
+    ("é", {"content": [{"type": "text", "text": "é"}]}),
+    (
+        ImageContent(b"x", "image/png"),
+        {"content": [{"type": "image", "data": "eA==", "mimeType": "image/png"}]},
+    ),
+    (ToolResult.error("no"), {"content": [{"type": "text", "text": "no"}], "isError": True}),
+]
+
+
+async def test_what_a_tool_returns_is_its_result() -> None:
     @tool
-    async def work() -> Any:
-        return value
+    async def work(number: int) -> Any:
+        return RESULTS[number][0]
 
     async with client(gateway(work)) as gate:
-        result = await gate.call("work")
-    assert {key: result[key] for key in result.keys() - {"_meta", "resultType"}} == wire_result
+        for number, (_, expected) in enumerate(RESULTS):
+            result = await gate.call("work", {"number": number})
+            members = result.keys() - {"_meta", "resultType"}
+            assert {key: result[key] for key in members} == expected
 
 
 async def test_structured_results_match_the_output_schema_or_fail_with_a_reference(
@@ -340,9 +337,8 @@ async def test_a_prompt_gets_its_arguments_converted_from_strings() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+async def test_wrong_arguments_of_a_prompt_are_invalid_params_that_name_them() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "missing arguments: language"),
         (
             {"language": "rust", "coutn": "1"},
@@ -351,15 +347,13 @@ async def test_a_prompt_gets_its_arguments_converted_from_strings() -> None:
         ({"language": "rust", "count": "many"}, "count: Input should be a valid integer"),
         ({"language": "rust", "style": "green"}, "style: Input should be 'red' or 'blue'"),
         ({"language": 5}, "arguments that are not text: language"),
-    ],
-)
-async def test_wrong_arguments_of_a_prompt_are_invalid_params_that_name_them(
-    arguments: dict[str, Any], said: str
-) -> None:
+    ]
     async with client(gateway(review)) as gate:
-        status, error = await gate.error("prompts/get", {"name": "review", "arguments": arguments})
-    assert (status, error["code"]) == (400, -32602)
-    assert said in error["message"]
+        for arguments, said in wrong:
+            asked = {"name": "review", "arguments": arguments}
+            status, error = await gate.error("prompts/get", asked)
+            assert (status, error["code"]) == (400, -32602)
+            assert said in error["message"]
 
 
 async def completed(gate: Any, ref: dict[str, str], argument: str, typed: str) -> dict[str, Any]:
@@ -404,28 +398,29 @@ async def note(
     return f"{ctx.principal.subject} {owner} {number + 1} {lang} {tag}"
 
 
-@pytest.mark.parametrize(
-    ("uri", "text"),
-    [
-        ("notes://ann/1", "local ann 2 en None"),
-        ("notes://ann/1?lang=de", "local ann 2 de None"),
-        ("notes://ann/1?tag=a&lang=de&tag=b", "local ann 2 de ['a', 'b']"),
-        ("notes://a%20%C3%A9/1", "local a é 2 en None"),
-        ("notes://ann/%31", "local ann 2 en None"),
-    ],
-)
-async def test_a_template_gives_its_values_to_the_function(uri: str, text: str) -> None:
+async def test_a_template_gives_its_values_to_the_function() -> None:
+    texts = {
+        "notes://ann/1": "local ann 2 en None",
+        "notes://ann/1?lang=de": "local ann 2 de None",
+        "notes://ann/1?tag=a&lang=de&tag=b": "local ann 2 de ['a', 'b']",
+        "notes://a%20%C3%A9/1": "local a é 2 en None",
+        "notes://ann/%31": "local ann 2 en None",
+    }
     async with client(gateway(note)) as gate:
-        contents = (await gate.result("resources/read", {"uri": uri}))["contents"]
-    assert contents == [{"uri": uri, "mimeType": "text/x-note", "text": text}]
+        for uri, text in texts.items():
+            contents = (await gate.result("resources/read", {"uri": uri}))["contents"]
+            assert contents == [{"uri": uri, "mimeType": "text/x-note", "text": text}]
 
 
-@pytest.mark.parametrize(
-    "uri", ["notes://ann/one", "notes://ann", "notes://a%2Fb/1", "notes://../1", "other://ann/1"]
-)
-async def test_values_that_do_not_fit_are_a_resource_that_is_not_there(uri: str) -> None:
+async def test_values_that_do_not_fit_are_a_resource_that_is_not_there() -> None:
     async with client(gateway(note)) as gate:
-        status, error = await gate.error("resources/read", {"uri": uri})
+        for rest in ("ann/one", "ann", "a%2Fb/1", "../1"):
+            await assert_missing(gate, f"notes://{rest}")
+        await assert_missing(gate, "other://ann/1")
+
+
+async def assert_missing(gate: Client, uri: str) -> None:
+    status, error = await gate.error("resources/read", {"uri": uri})
     assert (status, error["code"], error["data"]) == (400, -32602, {"uri": uri})
 
 
@@ -577,7 +572,7 @@ def test_a_bound_that_is_no_number_is_a_problem_at_load(loaded: Callable[..., Co
         ("@tool\ndef work(a: 'tool.b'): ...", "has no attribute 'b'"),
         ("@tool\ndef work(a: type(lambda: 1)): ...", "a parameter has no JSON Schema"),
         ("@tool\ndef work(a: __import__('typing').Callable): ...", "Cannot generate a JsonSchema"),
-        ("@tool\ndef work(a=Field(1)): ...", "has Field(…) as its default"),
+        ("@tool\ndef work(a=Field(1)): ...", "has Field(…) as its default; write Annotated["),
         ("@tool(output_schema={'type': 5})\ndef work(): ...", "not a usable JSON Schema"),
         (
             "@prompt(complete={'b': []})\ndef work(a): ...",

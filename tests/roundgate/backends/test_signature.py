@@ -328,32 +328,6 @@ def test_arbitrary_arguments_are_allowed_and_passed_on_and_the_named_ones_conver
         describe(work)
 
 
-def test_a_variable_number_of_positional_parameters_is_refused() -> None:
-    def work(*words: str) -> None: ...
-
-    with pytest.raises(TypeError, match="parameter 'words' cannot be filled by name"):
-        describe(work)
-
-
-def test_a_type_without_json_schema_is_refused_when_its_schema_is_made() -> None:
-    class Opaque: ...
-
-    def one(thing: Opaque) -> None: ...
-    def two(callback: Callable[[int], int]) -> None: ...
-
-    with pytest.raises(TypeError, match=r"a parameter has no JSON Schema: .*Opaque"):
-        describe(one)
-    with pytest.raises(Exception, match="Cannot generate a JsonSchema"):
-        schema(two)
-
-
-def test_a_field_as_default_value_is_refused() -> None:
-    def roll(sides: int = Field(6, ge=2)) -> None: ...
-
-    with pytest.raises(TypeError, match="write Annotated"):
-        describe(roll)
-
-
 @pytest.mark.parametrize("default", [math.inf, object(), {"a": math.nan}, b"\xff"])
 def test_a_default_that_json_cannot_show_is_not_shown_and_still_a_default(default: Any) -> None:
     def work(a: Any = default) -> Any:

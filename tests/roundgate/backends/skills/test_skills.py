@@ -108,43 +108,37 @@ async def test_directories_are_read_one_level_at_a_time(root: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "skill://team/billing/refunds/",
-        "skill://team/billing/refunds/SKILL.md",
-        "skill://team/billing/../billing/refunds",
-        "skill://team/../../etc",
-        "skill://other",
-        "skill://",
-        "team",
-        "",
-        "skill:///billing",
-        "file:///etc",
-    ],
+NO_DIRECTORIES = (
+    "skill://team/billing/refunds/",
+    "skill://team/billing/refunds/SKILL.md",
+    "skill://team/billing/../billing/refunds",
+    "skill://team/../../etc",
+    "skill://other",
+    "skill://",
+    "team",
+    "",
+    "skill:///billing",
+    "file:///etc",
 )
-async def test_what_is_no_directory_is_invalid(root: Path, uri: str) -> None:
-    async with client(app_of(root.parent)) as mcp:
-        assert await code(mcp, "resources/directory/read", uri=uri) == -32602
+NO_FILES = (
+    "billing/refunds",
+    "billing/refunds/../refunds/SKILL.md",
+    "billing/refunds/%2e%2e/refunds/SKILL.md",
+    "../skills/billing/refunds/SKILL.md",
+    "billing//refunds/SKILL.md",
+    "BILLING/refunds/SKILL.md",
+    "/etc/passwd",
+    "billing/refunds/SKILL.md\0",
+)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "billing/refunds",
-        "billing/refunds/../refunds/SKILL.md",
-        "billing/refunds/%2e%2e/refunds/SKILL.md",
-        "../skills/billing/refunds/SKILL.md",
-        "billing//refunds/SKILL.md",
-        "BILLING/refunds/SKILL.md",
-        "/etc/passwd",
-        "billing/refunds/SKILL.md\0",
-    ],
-)
-async def test_no_uri_leads_anywhere_else(root: Path, path: str) -> None:
+async def test_no_uri_leads_anywhere_else(root: Path) -> None:
     async with client(app_of(root.parent)) as mcp:
-        for method in ("skills/get", "resources/read"):
-            assert await code(mcp, method, uri=f"skill://team/{path}") == -32602
+        for uri in NO_DIRECTORIES:
+            assert await code(mcp, "resources/directory/read", uri=uri) == -32602, uri
+        for path in NO_FILES:
+            for method in ("skills/get", "resources/read"):
+                assert await code(mcp, method, uri=f"skill://team/{path}") == -32602, path
 
 
 async def test_a_cursor_of_nothing_is_invalid(root: Path) -> None:
