@@ -125,7 +125,8 @@ async def test_an_unknown_or_empty_value_has_no_header(tmp_path: Path) -> None:
         tool = {**TOOL, "headers": {"x-email": "of the tool"}}
         backend = {"kind": "http", "name": "api", "base_url": told.url, "tools": [tool]}
         async with gateway(tmp_path, backend) as mcp:
-            for claim in (None, "", [], {"a": 1}, "\ud800"):
+            claims: list[Any] = [None, "", [], {"a": 1}, "\ud800"]
+            for claim in claims:
                 await call(mcp, of("ann", client_id=None, email=claim))
                 assert sent(told) == {"user": "ann"}, claim
 

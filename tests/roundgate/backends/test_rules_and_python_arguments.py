@@ -238,7 +238,7 @@ def of(
     exec(f"def pay({name}{'=10, **others' * more}): return got(of_value({name}))", scope)
     scope["pay"].__annotations__ = {name: annotation, "return": str}
     scope["pay"].__name__ = f"pay{next(numbers)}"
-    return tool(scope["pay"], input_schema=schema)
+    return tool(input_schema=schema)(scope["pay"])
 
 
 SUM = "order.sum"
@@ -450,15 +450,16 @@ async def test_a_small_sum_is_allowed_and_not_denied() -> None:
 
 @pytest.mark.parametrize("effect", ["allow", "deny", "other"])
 async def test_a_rule_that_cannot_read_a_value_refuses_it(effect: str) -> None:
-    def rules(way: str) -> list[dict[str, Any]]:
+    def rules_of(way: str) -> list[dict[str, Any]]:
         _, place, _ = UNREADABLE[way]
-        return {
+        rules: dict[str, list[dict[str, Any]]] = {
             "allow": [{"allow": {"arguments": member(place, {"not": {"const": "other"}})}}],
             "deny": [{"deny": {"arguments": member(place, {"const": "other"})}}, {"allow": {}}],
             "other": [{"deny": {"arguments": member("elsewhere", {"const": 1})}}, {"allow": {}}],
-        }[effect]
+        }
+        return rules[effect]
 
-    results = await results_of(UNREADABLE, rules)
+    results = await results_of(UNREADABLE, rules_of)
     if effect == "other":
         assert {text for text, _ in results.values()} == {"ran"}
     else:
