@@ -57,12 +57,6 @@ def make_definition(tool: LambdaToolConfig) -> dict[str, Any]:
     Raises:
         ValueError: a schema is unusable, or settings of the tool contradict each other.
     """
-    _check(tool)
-    return tool.definition(tool.input_schema, {"openWorldHint": True})
-
-
-def _check(tool: LambdaToolConfig) -> None:
-    """Raise ValueError if a schema is unusable, or settings of the tool contradict each other."""
     schema = tool.input_schema
     if schema.get("type") != "object":
         raise ValueError('input_schema: the arguments are an object; set "type": "object"')
@@ -79,6 +73,7 @@ def _check(tool: LambdaToolConfig) -> None:
             )
     if tool.job is not None:
         check_job(tool.job, arguments)
+    return tool.definition(schema, {"openWorldHint": True})
 
 
 class LambdaBackend:
@@ -152,12 +147,7 @@ class LambdaBackend:
                 "run `roundgate compile` with this file, and keep the written file beside it",
             )
             raise errors.ConfigError([problem])
-        try:
-            return await ask(self._config)
-        except errors.BackendError as error:
-            raise errors.ConfigError(
-                [description_problem(error, self._config, self._origin)]
-            ) from None
+        return await ask(self._config, self._origin)
 
     def _make_tools(
         self, tools: list[LambdaToolConfig], place: Origin | None
@@ -263,13 +253,24 @@ class DescribedTool(BaseModel):
     call: dict[str, Any] = {}
 
 
-async def ask(config: LambdaBackendConfig) -> list[Any]:
+async def ask(config: LambdaBackendConfig, origin: Origin) -> list[Any]:
     """Send the function the describe event; return the tools in its answer, not yet validated.
 
     Raises:
-        ConfigError: boto3 is not installed, or no region is set.
-        BackendError: the function cannot be invoked or fails, or its answer is malformed.
+        ConfigError: boto3 is not installed, no region is set, the function cannot be invoked or
+            fails, or its answer is malformed.
     """
+    try:
+        return await _describe(config)
+    except errors.BackendError as error:
+        problem = origin.at("function").problem(
+            f"{config.function} did not describe its tools: {error}",
+            "correct the function or the gateway's permissions, and run `roundgate compile` again",
+        )
+        raise errors.ConfigError([problem]) from None
+
+
+async def _describe(config: LambdaBackendConfig) -> list[Any]:
     function = invoking.target(str(config.function), config.qualifier, config.region)
     functions = invoking.Functions(1, config.max_response_bytes)
     try:
@@ -355,22 +356,9 @@ def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
     """
     if not config.describe:
         return f"{config.name}: its tools are in gateway.yaml, there is nothing to compile"
-    try:
-        descriptions = asyncio.run(ask(config))
-    except errors.BackendError as error:
-        raise errors.ConfigError([description_problem(error, config, origin)]) from None
+    descriptions = asyncio.run(ask(config, origin))
     tools, problems = read_described_tools(descriptions, config, origin)
     path = index_path(config, origin)
     write_whole(path, write_index(descriptions, config))
     summary = f"{config.name}: {len(tools)} tools, {len(problems)} left out: {path}"
     return "\n".join([*map(str, problems), summary])
-
-
-def description_problem(
-    error: errors.BackendError, config: LambdaBackendConfig, origin: Origin
-) -> errors.Problem:
-    """Return the problem report for a function that did not describe its tools."""
-    return origin.at("function").problem(
-        f"{config.function} did not describe its tools: {error}",
-        "correct the function or the gateway's permissions, and run `roundgate compile` again",
-    )

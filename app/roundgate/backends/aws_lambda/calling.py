@@ -55,7 +55,12 @@ from roundgate.backends.dialogue import (
 from roundgate.backends.exchange import AnsweredJob, NotNow, follow
 from roundgate.backends.http.bodies import BodyTemplate
 from roundgate.backends.http.endpoint import ToolEndpoint
-from roundgate.backends.http.messages import ServiceAnswer, result_from_answer, with_doubt
+from roundgate.backends.http.messages import (
+    LARGE_BYTES,
+    ServiceAnswer,
+    result_from_answer,
+    with_doubt,
+)
 from roundgate.backends.http.secrets import AnswerRedactor
 from roundgate.errors import (
     BackendError,
@@ -68,10 +73,6 @@ from roundgate.errors import (
 from roundgate.observability.outgoing import OutgoingRequest, function_span
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import AnyContext, Context, call_of
-
-_LARGE: Final = 262_144
-"""The size above which an answer is parsed in a thread, in bytes, because parsing blocks the event
-loop."""
 
 
 class FunctionCalling(Struct, frozen=True):
@@ -121,10 +122,6 @@ class FunctionCalling(Struct, frozen=True):
     def in_doubt(self, error: UnexpectedAnswer) -> BackendError:
         """Return an error with `DOUBT`, unless the tool may be called again."""
         return error if self.tool.read_only or self.tool.idempotent else with_doubt(error)
-
-    def cleaned(self, data: bytes) -> bytes:
-        """Remove the configuration's secrets from an answer."""
-        return self.redacted(ServiceAnswer(200, "", "", data)).body
 
 
 class OneCall(Struct, frozen=True):
@@ -207,7 +204,7 @@ class OneCall(Struct, frozen=True):
         invocation = FunctionInvocation(where, data, context, is_repeatable=is_repeatable)
         invoked = await self._invoke(invocation)
         span.invoked(invoked.request_id, has_failed=invoked.has_failed)
-        answer = self.calling.cleaned(invoked.payload)
+        answer = self.calling.redacted.of_bytes(invoked.payload)
         if invoked.has_failed:
             raise messages.failure_from_payload(answer, where)
         return self.calling.redacted(messages.answer_from_payload(answer))
@@ -243,7 +240,7 @@ def make_caller(calling: FunctionCalling) -> CallTool:
         if calling.tool.asynchronous:
             return _accepted(await invocation.hand_over(), calling.target)
         answer = await _answered(invocation, context)
-        if len(answer.body) > _LARGE:
+        if len(answer.body) > LARGE_BYTES:
             return await asyncio.to_thread(calling.result, answer)
         return calling.result(answer)
 
@@ -372,13 +369,13 @@ def _execution(call: OneCall, durable: DurableConfig) -> AnsweredJob:
 
     async def look(values: Mapping[str, str]) -> ServiceAnswer:
         execution = await state(values)
-        reason = calling.cleaned(_reason(execution).encode("utf-8", "replace")).decode()
+        reason = calling.redacted.of_bytes(_reason(execution).encode("utf-8", "replace")).decode()
         return _json({"status": execution.get("Status"), "reason": reason or None})
 
     async def result(values: Mapping[str, str]) -> ServiceAnswer:
         execution = await state(values)
         return messages.answer_from_payload(
-            calling.cleaned(str(execution.get("Result") or "null").encode())
+            calling.redacted.of_bytes(str(execution.get("Result") or "null").encode())
         )
 
     async def stop(values: Mapping[str, str]) -> ServiceAnswer:
