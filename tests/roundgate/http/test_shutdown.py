@@ -29,7 +29,7 @@ def received() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_the_action_runs_in_the_loop_and_the_handler_of_the_server_too(
     received: list[int], number: signal.Signals
 ) -> None:
