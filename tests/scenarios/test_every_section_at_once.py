@@ -1,8 +1,9 @@
-"""Every optional section at once, and each two of them: what works alone works together."""
+"""Every optional section at once, and any three with and without each other: what works alone works together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ from roundgate_testing import Gateway
 from tests.support.asgi import STATE_KEY, built
 from tests.support.audit import records, verified
 from tests.support.command import roundgate
-from tests.support.everything import PAIRS, SECTIONS, job, written
+from tests.support.everything import SECTIONS, SUBSETS, job, written
 from tests.support.server import running
 
 TRACED = Path(__file__).parent / "traced"
@@ -67,10 +68,13 @@ async def test_the_job_of_the_quickstart_in_a_test_with_every_section(tmp_path: 
     assert not (tmp_path / ".roundgate").exists()
 
 
-@pytest.mark.parametrize("sections", PAIRS, ids="+".join)
-def test_each_two_sections_are_checked_and_start(
-    tmp_path: Path, sections: dict[str, object]
-) -> None:
+def test_any_three_sections_have_every_combination() -> None:
+    for three in combinations(SECTIONS, 3):
+        assert len({tuple(name in subset for name in three) for subset in SUBSETS}) == 2**3
+
+
+@pytest.mark.parametrize("sections", SUBSETS)
+def test_sections_are_checked_and_start(tmp_path: Path, sections: dict[str, object]) -> None:
     file = config.load(written(tmp_path, sections))
     using = Settings(config=file.origin.located.file, state_keys=STATE_KEY)
     assert checks.problems(file, using) == []

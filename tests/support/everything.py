@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +91,16 @@ def written(folder: Path, sections: dict[str, Any]) -> Path:
     return config
 
 
-PAIRS = [{a: SECTIONS[a], b: SECTIONS[b]} for a, b in combinations(SECTIONS, 2)]
-"""Each two of the sections."""
+SUBSETS = [
+    {
+        name: SECTIONS[name]
+        for number, name in enumerate(SECTIONS)
+        if (row & (16 | number)).bit_count() % 2
+    }
+    for row in range(32)
+]
+"""Subsets in which any three of at most 16 sections are present and absent in every combination: the rows of an
+orthogonal array of strength 3."""
 
 
 async def job(client: Client) -> None:
