@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.command import own_pytest
 from tests.support.long import sampled
 
-TOOLS = """
+CONFIG = "backends: [{{kind: python, name: shop, prefix: '', {source}}}]\n"
+SHOP = """
 from pydantic import BaseModel
 from roundgate import Context, tool
 
@@ -21,48 +21,6 @@ class Confirm(BaseModel):
 async def refund(ctx: Context, order: int) -> str:
     answer = await ctx.elicit("confirm", "Sure?", Confirm)
     return f"refunded {order}" if answer.go else "kept"
-"""
-TESTS = """
-import pytest
-
-@pytest.mark.anyio
-async def test_refund(gateway, virtual_clock):
-    async with gateway:
-        assert gateway.clock is virtual_clock
-        result = await gateway.call(
-            "refund", order=7, answers={"confirm": {"go": True}}, crash="everywhere"
-        )
-        assert result.value == "refunded 7"
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-"""
-
-
-def _pytest(directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:xdist"]
-    return subprocess.run(
-        [*command, str(directory)], cwd=directory, capture_output=True, text=True, timeout=120
-    )
-
-
-def test_the_gateway_of_the_repository_is_a_fixture(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "tools.py").write_text(TOOLS)
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_tools.py").write_text(TESTS)
-    without = _pytest(tmp_path)
-    assert "no gateway.yaml in the test's directory or above" in without.stdout, without.stdout
-    (tmp_path / "gateway.yaml").write_text(
-        "backends: [{kind: python, name: shop, prefix: '', path: tools.py}]\n"
-    )
-    done = _pytest(tmp_path)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-SHOP = """
-from roundgate import Context, tool
 
 @tool
 async def charge(ctx: Context, amount: int) -> str:
@@ -71,11 +29,81 @@ async def charge(ctx: Context, amount: int) -> str:
 def pay(amount: int) -> str:
     raise RuntimeError("the real service was called")
 """
-FAKES = """
+ASYNCIO = """
 import pytest
+
+pytestmark = pytest.mark.anyio
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+TESTS = f"""{ASYNCIO}
+async def test_refund(gateway, virtual_clock):
+    async with gateway:
+        assert gateway.clock is virtual_clock
+        result = await gateway.call(
+            "refund", order=7, answers={{"confirm": {{"go": True}}}}, crash="everywhere"
+        )
+        assert result.value == "refunded 7"
+"""
+FAKED_IN_A_CRASH = f"""{ASYNCIO}
+from unittest.mock import AsyncMock, MagicMock
+import tools
+
+def recorder(done):
+    def fake(amount):
+        done.append(amount)
+        return f"{{amount}} paid"
+    return fake
+
+FAKES = [
+    lambda done: lambda amount: done.append(amount) or f"{{amount}} paid",
+    lambda done: MagicMock(side_effect=recorder(done)),
+    lambda done: AsyncMock(side_effect=recorder(done)),
+]
+
+@pytest.mark.parametrize("fake", FAKES)
+async def test_charge(gateway, monkeypatch, fake):
+    done = []
+    monkeypatch.setattr(tools, "pay", fake(done))
+    async with gateway:
+        result = await gateway.call(
+            "charge", amount=7, crash="everywhere", observe=lambda: done, reset=done.clear
+        )
+        assert result.value == "7 paid"
+"""
+
+
+def pytest_says(folder: Path, files: dict[str, str]) -> str:
+    """Write files into a folder, and return the output of pytest there."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return own_pytest(folder, "-q", "-p", "no:asyncio", "-p", "no:xdist").out
+
+
+def test_the_gateway_of_the_repository_is_a_fixture_and_fakes_may_have_any_name(
+    tmp_path: Path,
+) -> None:
+    said = pytest_says(
+        tmp_path,
+        {
+            "pytest.ini": "[pytest]\npythonpath = shop\n",
+            "shop/gateway.yaml": CONFIG.format(source="path: tools.py"),
+            "shop/tools.py": SHOP,
+            "shop/tests/test_tools.py": TESTS,
+            "shop/tests/test_fakes.py": FAKED_IN_A_CRASH,
+            "elsewhere/test_without.py": TESTS,
+        },
+    )
+    assert "no gateway.yaml in the test's directory or above" in said, said
+    assert ("4 passed" in said, "1 error" in said) == (True, True), said
+
+
+FAKES = """
 {at_the_top}
 
-@pytest.mark.anyio
 async def test_charge(gateway, monkeypatch):
     async with gateway:
         {within}
@@ -84,10 +112,6 @@ async def test_charge(gateway, monkeypatch):
         assert result.value == "7 paid"
         monkeypatch.undo()
         assert (await gateway.call("charge", amount=7)).is_error
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
 """
 
 
@@ -106,62 +130,15 @@ def anyio_backend():
 def test_a_fake_is_what_the_gateway_calls_whatever_gateway_yaml_says(
     tmp_path: Path, source: str, file: str, imported: str, name: str, is_late: bool
 ) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = . src\n")
-    (tmp_path / "gateway.yaml").write_text(
-        f"backends: [{{kind: python, name: shop, prefix: '', {source}}}]\n"
+    at_the_top, within = ("", imported) if is_late else (imported, "")
+    test = FAKES.format(at_the_top=at_the_top, within=within, name=name)
+    said = pytest_says(
+        tmp_path,
+        {
+            "pytest.ini": "[pytest]\npythonpath = . src\n",
+            "gateway.yaml": CONFIG.format(source=source),
+            file: SHOP,
+            "test_shop.py": ASYNCIO + test,
+        },
     )
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text(SHOP)
-    (tmp_path / "test_shop.py").write_text(
-        FAKES.format(
-            at_the_top="" if is_late else imported, within=imported if is_late else "", name=name
-        )
-    )
-    done = _pytest(tmp_path)
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-FAKED_IN_A_CRASH = """
-from unittest.mock import AsyncMock, MagicMock
-import pytest
-import tools
-
-def recorder(done):
-    def fake(amount):
-        done.append(amount)
-        return f"{amount} paid"
-    return fake
-
-FAKES = [
-    lambda done: lambda amount: done.append(amount) or f"{amount} paid",
-    recorder,
-    lambda done: MagicMock(side_effect=recorder(done)),
-    lambda done: AsyncMock(side_effect=recorder(done)),
-]
-
-@pytest.mark.parametrize("fake", FAKES)
-@pytest.mark.anyio
-async def test_charge(gateway, monkeypatch, fake):
-    done = []
-    monkeypatch.setattr(tools, "pay", fake(done))
-    async with gateway:
-        result = await gateway.call(
-            "charge", amount=7, crash="everywhere", observe=lambda: done, reset=done.clear
-        )
-        assert result.value == "7 paid"
-
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-"""
-
-
-def test_a_fake_may_have_any_name_where_a_process_dies(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
-    (tmp_path / "tools.py").write_text(SHOP)
-    (tmp_path / "gateway.yaml").write_text(
-        "backends: [{kind: python, name: shop, prefix: '', path: tools.py}]\n"
-    )
-    (tmp_path / "test_tools.py").write_text(FAKED_IN_A_CRASH)
-    done = _pytest(tmp_path)
-    assert "4 passed" in done.stdout, done.stdout + done.stderr
+    assert "1 passed" in said, said

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import io
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from roundgate.errors import ClientError, ConnectionLost, HttpRefused
 from roundgate_testing.cassettes import Proxy, Recorder, StandIn, read, serving
 from tests.roundgate_testing.cassettes.conftest import HERE, desk
 from tests.roundgate_testing.cassettes.conversations import EXPECTED, INFO, held
+from tests.support.command import Ran, own_pytest
 from tests.support.scripted import Asked, http, scripted
 from tests.support.server import running
 
@@ -243,6 +243,7 @@ def test_the_schema_is_printed() -> None:
 # -- the fixture of pytest
 # --------------------------------------------------------------------------
 
+QUIET = ("-q", "-p", "no:cacheprovider")
 TEST = """
 import os
 
@@ -257,26 +258,16 @@ def test_a_test_records_once_and_needs_no_server_after(url: str, tmp_path: Path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
     file = tmp_path / "cassettes" / "test_desk" / "test_add.yaml"
 
-    def pytest_says(mode: str, desk: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--cassettes={mode}"],
-            cwd=tmp_path,
-            env={**os.environ, "DESK": desk},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        return done.returncode, done.stdout
+    def pytest_says(mode: str, desk: str) -> Ran:
+        return own_pytest(tmp_path, *QUIET, f"--cassettes={mode}", DESK=desk)
 
     nobody = "http://127.0.0.1:9/mcp"
-    status, said = pytest_says("replay", nobody)
-    assert status == 1
-    assert "--cassettes=record" in said
-    assert pytest_says("once", url)[0] == 0
+    refused = pytest_says("replay", nobody)
+    assert (refused.status, "--cassettes=record" in refused.out) == (1, True)
+    assert pytest_says("once", url).status == 0
     recorded = file.read_text()
-    assert pytest_says("once", nobody)[0] == 0
-    assert pytest_says("record", url)[0] == 0
+    assert pytest_says("once", nobody).status == 0
+    assert pytest_says("record", url).status == 0
     assert file.read_text() == recorded, "so `git diff` shows what a server changed"
 
 
@@ -285,16 +276,8 @@ def test_the_example_replays_and_its_server_still_answers_so(tmp_path: Path) -> 
     shutil.copytree(
         ROOT / "examples/cassette", example, ignore=shutil.ignore_patterns("__pycache__", ".*")
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--cassettes=replay"],
-        cwd=example,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    done = own_pytest(example, *QUIET, "--cassettes=replay")
+    assert (done.status, "1 passed" in done.out) == (0, True), done.out + done.err
     store = {"GATEWAY_STORE": f"sqlite:///{tmp_path}/store.sqlite3"}
     with running(example / "gateway.yaml", store) as server:
         file = example / "cassettes/test_refund/test_a_refund.yaml"

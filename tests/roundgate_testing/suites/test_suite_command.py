@@ -12,7 +12,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from roundgate.cli import main
-from tests.support.server import Server, running
+from tests.support.server import Server, serving
 
 SERVED = Path(__file__).parents[2] / "roundgate/cli/served.py"
 GATEWAY = 'server: {name: t, version: "1"}\nbackends: [{kind: python, name: t, prefix: "", path: served.py}]\n'
@@ -28,12 +28,7 @@ cases:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("suites")
-    (folder / "served.py").write_text(SERVED.read_text())
-    (folder / "gateway.yaml").write_text(GATEWAY)
-    with running(
-        folder / "gateway.yaml", {"GATEWAY_STORE": f"sqlite:///{folder}/s.sqlite3"}
-    ) as server:
+    with serving(tmp_path_factory.mktemp("suites"), GATEWAY, SERVED) as server:
         yield server
 
 
