@@ -70,18 +70,27 @@ async def process() -> int:
 BACKENDS = 'backends: [{kind: python, name: shop, prefix: "", path: tools.py}]\n'
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    (tmp_path / "tools.py").write_text(TOOLS.replace('Path("', f'Path("{tmp_path}/'))
-    (tmp_path / "words.py").write_text('HELLO = "one"\n')
-    file = tmp_path / "gateway.yaml"
+def written(folder: Path) -> Path:
+    """Write the tools and their gateway.yaml into a folder."""
+    (folder / "tools.py").write_text(TOOLS.replace('Path("', f'Path("{folder}/'))
+    (folder / "words.py").write_text('HELLO = "one"\n')
+    file = folder / "gateway.yaml"
     file.write_text(BACKENDS)
     return file
 
 
+def store_in(folder: Path) -> dict[str, str]:
+    return {"GATEWAY_STORE": f"sqlite:///{folder / 'gateway.sqlite3'}"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return written(tmp_path)
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    return {"GATEWAY_STORE": f"sqlite:///{tmp_path / 'gateway.sqlite3'}"}
+    return store_in(tmp_path)
 
 
 @pytest.fixture
@@ -185,41 +194,48 @@ async def test_a_running_call_ends_on_what_it_began_with(watching: Server, confi
         assert await held == "old one"
 
 
-@pytest.mark.parametrize(
-    ("name", "broken", "said"),
-    [
-        ("words.py", "HELLO = \n", ["words.py", "line 1"]),
-        ("words.py", "raise RuntimeError('mended soon')\n", ["mended soon", "words.py:1"]),
-        ("tools.py", "import nowhere\n", ["nowhere", "tools.py:1"]),
-        ("gateway.yaml", "backends: [\n", ["gateway.yaml:2", "is not YAML"]),
-        (
-            "gateway.yaml",
-            BACKENDS + "limits:\n  threads: 0\n  page: 1\n",
-            ["gateway.yaml:3", "limits.threads", "gateway.yaml:4", "limits.page"],
-        ),
-        ("gateway.yaml", BACKENDS.replace("tools.py", "gone.py"), ["gateway.yaml:1", "gone.py"]),
-    ],
-)
+BROKEN = [
+    ("words.py", "HELLO = \n", ["words.py", "line 1"]),
+    ("words.py", "raise RuntimeError('mended soon')\n", ["mended soon", "words.py:1"]),
+    ("tools.py", "import nowhere\n", ["nowhere", "tools.py:1"]),
+    ("gateway.yaml", "backends: [\n", ["gateway.yaml:2", "is not YAML"]),
+    (
+        "gateway.yaml",
+        BACKENDS + "limits:\n  threads: 0\n  page: 1\n",
+        ["gateway.yaml:3", "limits.threads", "gateway.yaml:4", "limits.page"],
+    ),
+    ("gateway.yaml", BACKENDS.replace("tools.py", "gone.py"), ["gateway.yaml:1", "gone.py"]),
+]
+
+
 async def test_a_wrong_file_keeps_the_old_state_served_until_the_next_good_save(
-    watching: Server, config: Path, name: str, broken: str, said: list[str]
+    watching: Server, config: Path
 ) -> None:
-    good = config.with_name(name).read_text()
     async with connected(watching) as mcp:
-        assert await mcp.text("count") == "1"
-        config.with_name(name).write_text(broken)
-        (failure,) = await logged(
-            watching, 1, "was not reloaded; the previous configuration stays served"
-        )
-        problems = "\n".join(failure["problems"])
-        assert [one for one in said if one not in problems] == []
-        assert (await mcp.text("hello"), await mcp.text("count")) == ("one", "2")
-        (trouble,) = (await mcp.http.get("/healthz")).json()["troubles"]
-        assert trouble == "the last reload failed; the version before it is served"
-        config.with_name(name).write_text(good)
-        await logged(watching, 1, "reloaded /")
-        config.with_name("words.py").write_text('HELLO = "two"\n')
-        await until("two", lambda: mcp.text("hello"))
-        assert (await mcp.http.get("/healthz")).json()["status"] == "ok"
+
+        async def health() -> Any:
+            return (await mcp.http.get("/healthz")).json()
+
+        async def troubles() -> Any:
+            return (await health()).get("troubles")
+
+        for number, (name, broken, said) in enumerate(BROKEN, 1):
+            good, hello = config.with_name(name).read_text(), await mcp.text("hello")
+            calls = int(await mcp.text("count"))
+            config.with_name(name).write_text(broken)
+            failures = await logged(
+                watching, number, "was not reloaded; the previous configuration stays served"
+            )
+            assert len(failures) == number
+            problems = "\n".join(failures[-1]["problems"])
+            assert [one for one in said if one not in problems] == []
+            assert (await mcp.text("hello"), await mcp.text("count")) == (hello, str(calls + 1))
+            assert await troubles() == ["the last reload failed; the version before it is served"]
+            config.with_name(name).write_text(good)
+            await until(None, troubles)
+            config.with_name("words.py").write_text(f'HELLO = "after {number}"\n')
+            await until(f"after {number}", lambda: mcp.text("hello"))
+            assert (await health())["status"] == "ok"
 
 
 async def test_a_module_that_was_missing_is_found_when_it_is_there(
@@ -464,69 +480,78 @@ async def test_sighup_loads_again_without_watching(
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("how", ["--reload", "SIGHUP"])
-async def test_every_process_of_several_reloads(
-    environment: dict[str, str], config: Path, how: str
-) -> None:
-    with running(
-        config, environment, "--workers", "2", *(["--reload"] if how == "--reload" else [])
-    ) as server:
+async def told(server: Server) -> dict[str, str]:
+    """What each of its two processes says, by process id."""
 
-        async def told() -> dict[str, str]:
-            async def one() -> tuple[str, str]:
-                async with connected(server) as mcp:
-                    return await mcp.text("process"), await mcp.text("hello")
+    async def one() -> tuple[str, str]:
+        async with connected(server) as mcp:
+            return await mcp.text("process"), await mcp.text("hello")
 
-            return dict(await asyncio.gather(*(one() for _ in range(12))))
-
-        before = await told()
-        while len(before) < 2:
-            before |= await told()
-        config.with_name("words.py").write_text('HELLO = "two"\n')
-        if how == "SIGHUP":
-            server.process.send_signal(signal.SIGHUP)
-        await logged(server, 2, "reloaded /")
-        after = await told()
-        while len(after) < 2:
-            after |= await told()
-        assert set(after.values()) == {"two"}
-        assert after.keys() == before.keys()  # the same processes
-        assert server.stop() == 0
+    answers: dict[str, str] = {}
+    while len(answers) < 2:
+        answers |= dict(await asyncio.gather(*(one() for _ in range(12))))
+    return answers
 
 
-async def test_a_server_process_that_dies_is_reported_and_replaced(
+async def reload_everywhere(server: Server, config: Path, by: signal.Signals | None) -> None:
+    """Change a word, and check that the processes that were there serve it."""
+    before = await told(server)
+    config.with_name("words.py").write_text('HELLO = "two"\n')
+    if by is not None:
+        server.process.send_signal(by)
+    await logged(server, 2, "reloaded /")
+    after = await told(server)
+    assert set(after.values()) == {"two"}
+    assert after.keys() == before.keys()
+
+
+async def test_every_process_of_several_reloads_when_a_file_changes(
     environment: dict[str, str], config: Path
 ) -> None:
-    with running(config, environment, "--workers", "2") as server:
-
-        async def pid() -> int:
-            async with connected(server) as mcp:
-                return int(await mcp.text("process"))
-
-        killed = await pid()
-        os.kill(killed, signal.SIGKILL)
-        (line,) = await logged(server, 1, "a server process died")
-        assert (line["level"], line["pid"], line["ended_by"]) == ("error", killed, "SIGKILL")
-        assert await pid() != killed
+    with running(config, environment, "--workers", "2", "--reload") as server:
+        await reload_everywhere(server, config, None)
         assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with two processes, which leave with exit status 0 at the end."""
+    config = written(tmp_path_factory.mktemp("several"))
+    with running(config, store_in(config.parent), "--workers", "2") as server:
+        yield server
+        assert server.stop() == 0
+
+
+async def test_every_process_of_several_reloads_at_sighup(several: Server) -> None:
+    config = several.log.with_name("gateway.yaml")
+    await reload_everywhere(several, config, signal.SIGHUP)
+
+
+async def pid(server: Server) -> int:
+    async with connected(server) as mcp:
+        return int(await mcp.text("process"))
+
+
+async def test_a_server_process_that_dies_is_reported_and_replaced(several: Server) -> None:
+    killed = await pid(several)
+    os.kill(killed, signal.SIGKILL)
+    (line,) = await logged(several, 1, "a server process died")
+    assert (line["level"], line["pid"], line["ended_by"]) == ("error", killed, "SIGKILL")
+    assert await pid(several) != killed
 
 
 async def test_a_server_process_that_stands_still_for_a_while_is_not_replaced(
-    environment: dict[str, str], config: Path
+    several: Server,
 ) -> None:
-    with running(config, environment, "--workers", "2") as server:
+    def errors() -> list[dict[str, Any]]:
+        return [line for line in several.lines() if line["level"] == "error"]
 
-        async def pid() -> int:
-            async with connected(server) as mcp:
-                return int(await mcp.text("process"))
-
-        stopped = await pid()
-        os.kill(stopped, signal.SIGSTOP)
-        await asyncio.sleep(6)  # longer than uvicorn waits for a process by default
-        os.kill(stopped, signal.SIGCONT)
-        await until(stopped, pid)
-        assert [line for line in server.lines() if line["level"] == "error"] == []
-        assert server.stop() == 0
+    before, stopped = errors(), await pid(several)
+    os.kill(stopped, signal.SIGSTOP)
+    await asyncio.sleep(6)  # longer than uvicorn waits for a process by default
+    os.kill(stopped, signal.SIGCONT)
+    await until(stopped, lambda: pid(several))
+    assert errors() == before
 
 
 def wait_for(text: str, log: Path) -> None:
