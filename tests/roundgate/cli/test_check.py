@@ -94,25 +94,6 @@ def test_problems_go_to_standard_error_with_exit_status_1(gateway: Path) -> None
     ]
 
 
-def test_problems_in_what_the_file_refers_to_are_all_told(
-    gateway: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (gateway.parent / "desk.py").write_text("from roundgate import tool\n@tool\ndef buy(*a): ...\n")
-    monkeypatch.setenv("SHOP_URL", "http://localhost:1")
-    gateway.write_text(
-        CONFIG.replace("/buy/{what}", "/buy?x") + "  - {kind: python, name: gone, path: gone.py}\n"
-    )
-    assert main(["check", str(gateway)]) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("3 problem(s):\n")
-    assert f"{gateway.parent}/desk.py:2: buy(): parameter 'a' cannot be filled by name" in told
-    assert f"{gateway}:8: backends[1].tools[0]: path '/buy?x': '?' is out of place" in told
-    assert (
-        f"{gateway}:9: backends[2]: cannot be imported: FileNotFoundError: there is no Python file gone.py"
-        in told
-    )
-
-
 def test_a_file_that_is_not_there_is_a_problem(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,15 +101,6 @@ def test_a_file_that_is_not_there_is_a_problem(
     assert capsys.readouterr().err.startswith(
         f"1 problem(s):\n{tmp_path}/gone.yaml: (file): No such file or directory"
     )
-
-
-def test_a_module_that_exits_does_not_end_the_check(
-    gateway: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHOP_URL", "http://localhost:1")
-    (gateway.parent / "desk.py").write_text("import sys\nsys.exit(0)\n")
-    assert main(["check", str(gateway)]) == 1
-    assert "cannot be imported: SystemExit: 0 (desk.py:2)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

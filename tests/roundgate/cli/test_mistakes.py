@@ -114,7 +114,11 @@ WRONG = {
     "circular import": (f"import other\n{FINE}", "cannot import name 'f'"),
     "module that is not installed": (f"import pandaz\n{FINE}", "install it and add it to your"),
     "misspelt import": ("from roundgate import Tool\n", "did you mean tool?"),
-    "script": (f"{FINE}import sys\nsys.exit(0)\n", 'below `if __name__ == "__main__":`'),
+    "script": (
+        f"{FINE}import sys\nsys.exit(0)\n",
+        "cannot be imported: SystemExit: 0 (tools.py:7)\n    → put the code of a script below"
+        ' `if __name__ == "__main__":`',
+    ),
     "tabs and blanks": (f"{FINE}def g():\n\tx = 1\n        y = 2\n", "TabError"),
     "line ends of Windows": (FINE.replace("\n", "\r\n"), None),
     "byte order mark": (f"\ufeff{FINE}", None),

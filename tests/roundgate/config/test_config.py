@@ -278,13 +278,6 @@ def test_a_problem_says_what_to_do(files: Files, path: str, message: str, remedy
     assert remedy in problem.remedy
 
 
-def test_references_to_nothing_are_told_together_with_what_else_is_wrong(files: Files) -> None:
-    assert files.places(f"server: {{name: '${{GONE}}x'}}\nlimits: {{thread: 1}}\n{BACKENDS}") == [
-        (1, "server.name"),
-        (2, "limits.thread"),
-    ]
-
-
 def test_a_reference_to_nothing_is_told_once(files: Files) -> None:
     text = BACKENDS.replace("name: one", "name: '${GONE}'")
     assert files.places(text) == [(2, "backends[0].name")]
@@ -382,16 +375,6 @@ def test_a_problem_of_a_credential_is_where_the_file_has_it(
 
 
 TOOL = {"name": "t", "description": "d", "path": "/"}
-
-
-def test_two_back_ends_of_one_name_are_refused(files: Files) -> None:
-    text = (
-        BACKENDS
-        + "  - {kind: python, name: two, path: b.py}\n  - {kind: python, name: one, path: c.py}\n"
-    )
-    (problem,) = files.problems(text)
-    assert (problem.line, problem.path) == (4, "backends[2].name")
-    assert problem.message == "is also the name of backends[0]"
 
 
 def test_every_repeated_key_is_told_with_both_lines(files: Files) -> None:
