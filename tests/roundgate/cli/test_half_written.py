@@ -51,11 +51,6 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {"GATEWAY_STORE": f"sqlite:///{tmp_path / 'gateway.sqlite3'}"}
-
-
-@pytest.fixture
 def watching(config: Path, environment: dict[str, str]) -> Iterator[Server]:
     with running(config, environment, "--reload") as server:
         yield server

@@ -23,6 +23,7 @@ from roundgate.config import load
 from roundgate.runtime import reload
 from roundgate.settings.process import Settings
 from roundgate_aws.machine import reserved_port
+from tests.roundgate.cli.conftest import store_in
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, built, client, stoppable
 from tests.support.server import COMMAND, Server, end, running, start
@@ -79,18 +80,9 @@ def written(folder: Path) -> Path:
     return file
 
 
-def store_in(folder: Path) -> dict[str, str]:
-    return {"GATEWAY_STORE": f"sqlite:///{folder / 'gateway.sqlite3'}"}
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     return written(tmp_path)
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return store_in(tmp_path)
 
 
 @pytest.fixture
@@ -555,10 +547,7 @@ async def test_a_server_process_that_stands_still_for_a_while_is_not_replaced(
 
 
 def wait_for(text: str, log: Path) -> None:
-    until_s = time.monotonic() + 60
-    while not log.exists() or text not in log.read_text():
-        assert time.monotonic() < until_s, text
-        time.sleep(0.05)
+    wait_until(lambda: log.exists() and text in log.read_text())
 
 
 def wait_until_it_serves(log: Path) -> None:
@@ -566,15 +555,13 @@ def wait_until_it_serves(log: Path) -> None:
     wait_for("serving", log)
     found = re.search(r"serving (http://127\.0\.0\.1:\d+)", log.read_text())
     assert found is not None
-    until_s = time.monotonic() + 60
-    while True:
-        try:
-            httpx.get(f"{found[1]}/healthz", timeout=60).raise_for_status()
-        except httpx.TransportError:
-            assert time.monotonic() < until_s
-            time.sleep(0.05)
-        else:
-            return
+
+    def answers() -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{found[1]}/healthz", timeout=60).raise_for_status().is_success
+        return False
+
+    wait_until(answers)
 
 
 @pytest.mark.parametrize(
