@@ -49,21 +49,19 @@ async def test_a_token_is_exchanged_for_a_session() -> None:
         assert "Overview" in await browser.page()
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/none", "/docs"])
-async def test_without_a_session_every_page_leads_to_the_sign_in(path: str) -> None:
+async def test_without_a_session_every_page_leads_to_the_sign_in() -> None:
     async with with_auth(hello) as browser:
-        response = await browser.get(path)
-        assert response.status_code == 303
-        assert response.headers["location"].startswith("/console/sign-in")
-        part = await browser.get(path, **{"hx-request": "true"})
-        assert (part.status_code, part.headers["hx-redirect"]) == (401, "/console/sign-in")
-
-
-@pytest.mark.parametrize("path", ["/api/overview", "/api/tools", "/api/limits", "/api/none"])
-async def test_without_a_token_a_path_operation_answers_401(path: str) -> None:
-    async with with_auth() as browser:
-        response = await browser.get(path)
-        assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+        for path in (*PAGES, "/none", "/docs"):
+            response = await browser.get(path)
+            assert response.status_code == 303, path
+            assert response.headers["location"].startswith("/console/sign-in"), path
+            part = await browser.get(path, **{"hx-request": "true"})
+            leads_to = part.status_code, part.headers["hx-redirect"]
+            assert leads_to == (401, "/console/sign-in"), path
+        for path in ("/api/overview", "/api/tools", "/api/limits", "/api/none"):
+            response = await browser.get(path)
+            challenge = response.status_code, response.headers["www-authenticate"]
+            assert challenge == (401, "Bearer"), path
 
 
 async def test_a_bearer_token_of_an_operator_opens_path_operations() -> None:
@@ -80,16 +78,18 @@ async def test_a_bearer_token_of_an_operator_opens_path_operations() -> None:
         assert (await browser.get("/api/overview", authorization="Basic eA==")).status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("claims", "status"),
-    [({"scope": "files:read"}, 403), ({"exp": 1}, 401), ({"iss": "https://x.example.com/"}, 401)],
-)
-async def test_the_form_refuses_other_tokens(claims: dict[str, Any], status: int) -> None:
+async def test_the_form_refuses_other_tokens() -> None:
+    refusals: list[tuple[dict[str, Any], int]] = [
+        ({"scope": "files:read"}, 403),
+        ({"exp": 1}, 401),
+        ({"iss": "https://x.example.com/"}, 401),
+    ]
     async with with_auth() as browser:
-        refused = await browser.sign_in(**claims)
-        assert refused.status_code == status
-        assert "set-cookie" not in refused.headers
-        assert 'role="alert"' in refused.text
+        for claims, status in refusals:
+            refused = await browser.sign_in(**claims)
+            assert refused.status_code == status, claims
+            assert "set-cookie" not in refused.headers, claims
+            assert 'role="alert"' in refused.text, claims
 
 
 async def test_a_token_is_in_no_page_log_line_and_url(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,11 +190,11 @@ async def test_a_session_of_another_key_issuer_or_scope_is_none() -> None:
         assert (await browser.get()).status_code == 303
 
 
-@pytest.mark.parametrize("cookie", ["", "x", "v1.a.b", "v1." + "a" * 9_000, '"'])
-async def test_a_forged_session_is_none(cookie: str) -> None:
+async def test_a_forged_session_is_none() -> None:
     async with with_auth() as browser:
-        response = await browser.get(cookie=f"{COOKIES[1]}={cookie}")
-        assert response.status_code == 303
+        for cookie in ("", "x", "v1.a.b", "v1." + "a" * 9_000, '"'):
+            response = await browser.get(cookie=f"{COOKIES[1]}={cookie}")
+            assert response.status_code == 303, cookie
 
 
 async def test_a_link_works_once_and_for_every_replica() -> None:
@@ -239,35 +239,31 @@ async def test_the_sign_in_page_writes_another_link_to_the_log(
         assert "Overview" in await browser.page()
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
+async def test_a_post_of_another_page_is_refused() -> None:
+    elsewhere: list[dict[str, str]] = [
         {"origin": "https://evil.example.com", "sec-fetch-site": "cross-site"},
         {"origin": ORIGIN, "sec-fetch-site": "same-site"},
         {"origin": ORIGIN, "sec-fetch-site": "none"},
         {"origin": "null"},
         {},
-    ],
-)
-async def test_a_post_of_another_page_is_refused(headers: dict[str, str]) -> None:
+    ]
     async with local(hello) as browser:
         fields = {"csrf_token": csrf_of(await browser.page())}
-        for path in ("/tools/hello/call", "/sign-out", "/sign-in"):
-            response = await browser.http.post(f"/console{path}", data=fields, headers=headers)
-            assert response.status_code == 403, path
+        for headers in elsewhere:
+            for path in ("/tools/hello/call", "/sign-out", "/sign-in"):
+                response = await browser.http.post(f"/console{path}", data=fields, headers=headers)
+                assert response.status_code == 403, (path, headers)
         assert "Overview" in await browser.page()
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/console/sign-in", "/console/enter", "/healthz", "/.well-known/oauth-protected-resource/mcp"],
-)
-async def test_a_query_is_bounded_before_its_fields_are_read(path: str) -> None:
+async def test_a_query_is_bounded_before_its_fields_are_read() -> None:
+    metadata = "/.well-known/oauth-protected-resource/mcp"
     async with with_auth(hello) as browser:
-        assert (await browser.http.get(f"{path}?{'a&' * 255}a")).status_code != 414
-        refused = await browser.http.get(f"{path}?{'a&' * 256}a")
-        assert refused.status_code == 414
-        assert "more than 256 fields" in refused.text
+        for path in ("/console/sign-in", "/console/enter", "/healthz", metadata):
+            assert (await browser.http.get(f"{path}?{'a&' * 255}a")).status_code != 414, path
+            refused = await browser.http.get(f"{path}?{'a&' * 256}a")
+            assert refused.status_code == 414, path
+            assert "more than 256 fields" in refused.text, path
 
 
 async def test_a_sign_in_is_bounded_before_its_fields_are_read() -> None:
@@ -297,13 +293,13 @@ async def test_a_browser_without_fetch_metadata_is_known_by_its_origin() -> None
         assert "hello" in response.text
 
 
-@pytest.mark.parametrize("csrf", [None, "", "x", "é"])
-async def test_a_post_without_the_token_of_its_session_is_refused(csrf: str | None) -> None:
+async def test_a_post_without_the_token_of_its_session_is_refused() -> None:
     async with local(hello) as browser:
-        fields = {} if csrf is None else {"csrf_token": csrf}
-        response = await browser.post("/tools/hello/call", fields)
-        assert response.status_code == 403
-        assert "earlier session" in response.text
+        for csrf in (None, "", "x", "é"):
+            fields = {} if csrf is None else {"csrf_token": csrf}
+            response = await browser.post("/tools/hello/call", fields)
+            assert response.status_code == 403, csrf
+            assert "earlier session" in response.text, csrf
         api = await browser.http.post(
             "/console/api/tools/hello/call", json={}, headers=browser.same_origin
         )
@@ -332,38 +328,39 @@ async def test_signing_out_removes_the_session() -> None:
         assert (await browser.get()).status_code == 303
 
 
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
-async def test_other_methods_are_refused(method: str) -> None:
+async def test_other_methods_are_refused() -> None:
     async with local(hello) as browser:
-        response = await browser.http.request(method, "/console/tools", headers=browser.same_origin)
-        assert response.status_code == 405
+        for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
+            url, headers = "/console/tools", browser.same_origin
+            response = await browser.http.request(method, url, headers=headers)
+            assert response.status_code == 405, method
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/sign-in", "/none", "/api/overview", "/static/none"])
-async def test_every_response_has_the_policy_of_the_console(path: str) -> None:
+async def test_every_response_has_the_policy_of_the_console() -> None:
     async with local(hello) as browser:
-        response = await browser.get(path)
-        headers = response.headers
-        assert "default-src 'none'" in headers["content-security-policy"]
-        assert "frame-ancestors 'none'" in headers["content-security-policy"]
-        assert "unsafe" not in headers["content-security-policy"]
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "same-origin"
-        assert headers["cache-control"] == "no-store"
+        for path in (*PAGES, "/sign-in", "/none", "/api/overview", "/static/none"):
+            headers = (await browser.get(path)).headers
+            policy = headers["content-security-policy"]
+            assert "default-src 'none'" in policy, path
+            assert "frame-ancestors 'none'" in policy, path
+            assert "unsafe" not in policy, path
+            assert headers["x-content-type-options"] == "nosniff", path
+            assert headers["referrer-policy"] == "same-origin", path
+            assert headers["cache-control"] == "no-store", path
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/sign-in"])
-async def test_pages_keep_the_policy(path: str) -> None:
+async def test_pages_keep_the_policy() -> None:
     async with local(hello) as browser:
-        for tag, each in elements((await browser.get(path)).text):
-            assert tag != "style"
-            assert "style" not in each
-            assert not [name for name in each if name.startswith("on")]
-            for name in ("src", "href", "action", "hx-get", "hx-post"):
-                address = each.get(name)
-                assert not address or address.startswith(("/console", "#", "?")), address
-            if tag == "script":
-                assert each.get("src")
+        for path in (*PAGES, "/sign-in"):
+            for tag, each in elements((await browser.get(path)).text):
+                assert tag != "style", path
+                assert "style" not in each, path
+                assert not [name for name in each if name.startswith("on")], path
+                for name in ("src", "href", "action", "hx-get", "hx-post"):
+                    address = each.get(name)
+                    assert not address or address.startswith(("/console", "#", "?")), address
+                if tag == "script":
+                    assert each.get("src"), path
 
 
 async def test_files_come_from_the_console_and_may_be_kept() -> None:
@@ -383,16 +380,13 @@ async def test_files_come_from_the_console_and_may_be_kept() -> None:
         assert (await browser.get("/static/..%2fframe.py")).status_code in (303, 404)
 
 
-@pytest.mark.parametrize("path", ["//evil.example.com", "https://evil.example.com", "/\\evil"])
-async def test_a_sign_in_leads_to_a_page_of_the_console_only(path: str) -> None:
+async def test_a_sign_in_leads_back_to_the_page_and_to_no_other_site() -> None:
     async with with_auth() as browser:
-        text = token(scope=OPERATOR)
-        response = await browser.post("/sign-in", {"token": text, "next": path})
-        assert response.headers["location"].startswith("/console")
-
-
-async def test_a_sign_in_leads_back_to_the_page() -> None:
-    async with with_auth() as browser:
+        for path in ("//evil.example.com", "https://evil.example.com", "/\\evil"):
+            text = token(scope=OPERATOR)
+            response = await browser.post("/sign-in", {"token": text, "next": path})
+            assert response.headers["location"].startswith("/console"), path
+            browser.http.cookies.clear()
         sign_in = (await browser.get("/limits")).headers["location"]
         field = next(
             each

@@ -35,7 +35,7 @@ async def hello() -> str:
     return "hello"
 
 
-async def test_the_overview_shows_health_and_endpoints() -> None:
+async def test_the_overview_shows_health_endpoints_and_the_kind_of_the_store() -> None:
     async with local(hello, views=[{"name": "some", "include": [{"name": "hello"}]}]) as browser:
         page = await browser.page()
         report = (await browser.get("/api/overview")).json()
@@ -44,12 +44,7 @@ async def test_the_overview_shows_health_and_endpoints() -> None:
     assert [endpoint["tools"] for endpoint in report["endpoints"]] == [1, 1]
     (backend,) = report["backends"]
     assert (backend["name"], backend["state"], backend["tools"]) == ("python", "served", 1)
-
-
-async def test_a_password_in_the_address_of_the_store_is_not_shown() -> None:
-    async with local(hello) as browser:
-        report = (await browser.get("/api/overview")).json()
-    assert report["store"] == "sqlite"
+    assert report["store"] == "sqlite", "an address may have a password"
 
 
 async def test_a_back_end_that_is_missing_is_shown_with_the_reason(tmp_path: Path) -> None:
@@ -124,22 +119,15 @@ async def test_shared_limits_are_counted_by_the_store() -> None:
     assert (found["shared"], found["uses"]) == (True, [])
 
 
-@pytest.mark.parametrize("path", ["", "/calls", "/tasks", "/limits"])
-async def test_pages_update_themselves_two_hundred_times(path: str) -> None:
+async def test_pages_update_themselves_two_hundred_times() -> None:
     async with local(hello) as browser:
-        for query in ("", "?left=2", "?left=1", "?left=0"):
-            polled = [
-                each for _, each in elements(await browser.page(path + query)) if "hx-get" in each
-            ]
-            left = int(query.partition("=")[2] or 200)
-            assert [each["hx-get"] for each in polled] == [
-                f"/console{path}?left={left - 1}" for _ in range(left > 0)
-            ]
-
-
-async def test_without_limits_the_page_names_their_section() -> None:
-    async with local(hello) as browser:
-        assert "<code>rate</code>" in await browser.page("/limits")
+        for path in ("", "/calls", "/tasks", "/limits"):
+            for query in ("", "?left=2", "?left=1", "?left=0"):
+                page = elements(await browser.page(path + query))
+                polled = [each["hx-get"] for _, each in page if "hx-get" in each]
+                left = int(query.partition("=")[2] or 200)
+                assert polled == [f"/console{path}?left={left - 1}"] * (left > 0)
+        assert "<code>rate</code>" in await browser.page("/limits")  # there are no limits
 
 
 async def test_the_audit_log_shows_the_records_of_a_call(tmp_path: Path) -> None:
@@ -271,16 +259,17 @@ async def test_texts_of_tools_questions_results_and_subjects_are_no_markup(tmp_p
         assert page.count("<script") == 2
 
 
-@pytest.mark.parametrize("url", ["javascript:alert(1)", "data:text/html,x", "vbscript:x"])
-async def test_a_question_cannot_link_to_a_script(url: str) -> None:
+async def test_a_question_cannot_link_to_a_script() -> None:
     @tool
-    async def ask(ctx: Context) -> str:
+    async def ask(ctx: Context, url: str) -> str:
         await ctx.elicit_url("q", "Sign in", url)
         return "done"
 
     async with local(ask) as browser:
-        page = (await browser.submit("/tools/ask/call", {})).text
-    assert not [each for _, each in elements(page) if (each.get("href") or "").startswith(url[:4])]
+        for url in ("javascript:alert(1)", "data:text/html,x", "vbscript:x"):
+            page = (await browser.submit("/tools/ask/call", {"argument/url": url})).text
+            links = [str(each.get("href")) for _, each in elements(page)]
+            assert not [link for link in links if link.startswith(url[:4])]
 
 
 async def test_the_path_operations_are_in_the_openapi_document() -> None:
@@ -347,27 +336,23 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("source", "reason"), BROKEN.items(), ids=list(BROKEN.values()))
-async def test_a_broken_page_of_another_package_is_left_out_and_reported(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    source: str,
-    reason: str,
+async def test_broken_pages_of_other_packages_are_left_out_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    add_pages(tmp_path, monkeypatch, broken=source)
+    sources = {f"broken{number}": source for number, source in enumerate(BROKEN)}
+    add_pages(tmp_path, monkeypatch, **sources)
     async with local(hello) as browser:
         overview = await browser.page()
         left_out = (await browser.get("/api/overview")).json()["left_out"]
         assert "<h1>Tasks</h1>" in await browser.page("/tasks")
     assert ">Tasks</a>" in overview
     assert "Forecast" not in overview
-    (line,) = left_out
-    assert line.startswith(f"page broken: {reason}")
-    assert "secret" not in line
-    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
-    assert record.getMessage() == "cannot load a page of the console"
-    assert record.fields["page"] == "broken"  # type: ignore[attr-defined]
+    for line, name, reason in zip(left_out, sources, BROKEN.values(), strict=True):
+        assert line.startswith(f"page {name}: {reason}")
+        assert "secret" not in line
+    records = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert {each.getMessage() for each in records} == {"cannot load a page of the console"}
+    assert [vars(each)["fields"]["page"] for each in records] == [*sources]
 
 
 async def test_a_page_whose_lifespan_fails_is_left_out_and_reported(

@@ -25,16 +25,13 @@ from tests.support.console_tasks import ACCEPTED, Confirm, add, operated, refund
 SCRIPT = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
 
 
-async def test_values_are_hidden_unless_they_are_configured(tmp_path: Path) -> None:
-    async with operated(tmp_path, refund) as gateway:
+async def test_values_are_shown_only_if_that_is_configured(tmp_path: Path) -> None:
+    async with operated(tmp_path / "hidden", refund) as gateway:
         task = await gateway.task("refund", "input_required", order="SECRET-ORDER")
         for path in (f"/tasks/{task}", f"/api/tasks/{task}", "/tasks", "/calls"):
             assert "SECRET-ORDER" not in (await gateway.browser.get(path)).text
         assert "console.show_values" in await gateway.browser.page(f"/tasks/{task}")
-
-
-async def test_values_are_shown_if_they_are_configured(tmp_path: Path) -> None:
-    async with operated(tmp_path, refund, show_values=True) as gateway:
+    async with operated(tmp_path / "shown", refund, show_values=True) as gateway:
         task = await gateway.task("refund", "input_required", order="ORDER-1")
         page = html.unescape(await gateway.browser.page(f"/tasks/{task}"))
         assert "Refund ORDER-1?" in page
@@ -204,21 +201,16 @@ APPROVAL = {
 }
 
 
-@pytest.mark.parametrize(
-    ("owner", "text"),
-    [
-        (task_owner(LOCAL), "has the answer and continues"),
-        ("uSomebody", "which only the caller can give"),
-    ],
-)
-async def test_an_operator_gives_no_approval_of_another_caller(
-    tmp_path: Path, owner: str, text: str
-) -> None:
+async def test_an_operator_gives_no_approval_of_another_caller(tmp_path: Path) -> None:
     async with operated(tmp_path, show_values=True) as gateway:
-        asks = {"status": Status.INPUT_REQUIRED, "requests": {"approve": encode(APPROVAL)}}
-        task = str(await add(gateway.store, 1, owner=owner, **asks))
-        approves = {"action/0": "accept", "answer/0/approve": "true"}
-        assert text in await gateway.act(task, "answer", **approves)
+        for owner, text in (
+            (task_owner(LOCAL), "has the answer and continues"),
+            ("uSomebody", "which only the caller can give"),
+        ):
+            asks = {"status": Status.INPUT_REQUIRED, "requests": {"approve": encode(APPROVAL)}}
+            task = str(await add(gateway.store, 1, owner=owner, **asks))
+            approves = {"action/0": "accept", "answer/0/approve": "true"}
+            assert text in await gateway.act(task, "answer", **approves)
 
 
 async def test_an_answer_holds_only_for_questions_that_the_operator_could_see(
@@ -241,17 +233,16 @@ async def test_an_answer_holds_only_for_questions_that_the_operator_could_see(
         assert stored == [{"why"}]
 
 
-@pytest.mark.parametrize("method", ["sampling/createMessage", "roots/list", "other/method"])
-async def test_a_question_for_a_model_is_shown_by_its_name_alone(
-    tmp_path: Path, method: str
-) -> None:
+async def test_a_question_for_a_model_is_shown_by_its_name_alone(tmp_path: Path) -> None:
+    methods = "sampling/createMessage", "roots/list", "other/method"
     async with operated(tmp_path, show_values=True) as gateway:
-        request = encode({"method": method, "params": {"messages": [], "maxTokens": 1}})
-        asks = {"status": Status.INPUT_REQUIRED, "requests": {"think": request}}
-        task = str(await add(gateway.store, 1, **asks))
-        page = await gateway.browser.page(f"/tasks/{task}")
-        assert "The console cannot answer this" in page
-        assert "no longer asks" in await gateway.act(task, "answer")
+        for number, method in enumerate(methods):
+            request = encode({"method": method, "params": {"messages": [], "maxTokens": 1}})
+            asks = {"status": Status.INPUT_REQUIRED, "requests": {"think": request}}
+            task = str(await add(gateway.store, number, **asks))
+            page = await gateway.browser.page(f"/tasks/{task}")
+            assert "The console cannot answer this" in page, method
+            assert "no longer asks" in await gateway.act(task, "answer"), method
 
 
 async def test_a_call_of_an_older_client_can_only_be_cancelled(tmp_path: Path) -> None:
