@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from roundgate_aws import parts
+from roundgate_aws.template import StackTemplate
 from tests.support.dynamodb import ROOT
 
 PYTHON = ROOT / ".cache/template/bin/python"
@@ -38,6 +40,18 @@ def expansion(source: dict[str, Any], *options: str) -> dict[str, Any]:
         path = Path(folder, "template.yaml")
         path.write_text(parts.dump(source), "utf-8")
         return _json("expand", *options, str(path))
+
+
+def resources(
+    source: dict[str, Any], parameters: Mapping[str, str], known: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The resources of an expanded template that there are with these parameters, evaluated."""
+    stack = StackTemplate(parameters, {"Queue": "https://queue", **(known or {})}, source)
+    return {
+        name: stack.value({key: value for key, value in one.items() if key != "Condition"})
+        for name, one in source["Resources"].items()
+        if "Condition" not in one or stack.holds({"Condition": one["Condition"]})
+    }
 
 
 @cache

@@ -4,7 +4,6 @@ witness of what they call."""
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -26,7 +25,12 @@ from roundgate.tasks.stored import Claimed
 from roundgate.tokens import keys
 from roundgate_aws import http as lambda_http
 from roundgate_aws import worker as lambda_worker
-from tests.roundgate_aws.functions.conftest import Functions, LambdaContext, recorded
+from tests.roundgate_aws.functions.conftest import (
+    Functions,
+    LambdaContext,
+    recorded,
+    write_config,
+)
 from tests.support import moto_server
 from tests.support.dynamodb import Emulator
 from tests.support.dynamodb import dynamodb as dynamodb
@@ -114,33 +118,14 @@ def environ(
     secret = session.client("secretsmanager", endpoint_url=endpoint).create_secret(
         Name=f"keys-{uuid.uuid4()}", SecretString=keys.new_key()
     )
-    tools = {
-        "kind": "python",
-        "name": "tools",
-        "prefix": "",
-        "path": str(Path(__file__).parent / "calling.py"),
-        "override": {"tell": {"max_result": 1_000}},
-    }
-    config = tmp_path / "gateway.json"
     tasks = {"requeue_after_s": REQUEUE_S, "max_call_bytes": 1_000_000}
-    config.write_text(json.dumps({"backends": [tools], "tasks": tasks}))
-    for name in (
-        "AWS_PROFILE",
-        "AWS_CONFIG_FILE",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "http_proxy",
-        "https_proxy",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    known = {
-        "AWS_DEFAULT_REGION": REGION,
+    config = write_config(
+        tmp_path, "calling.py", override={"tell": {"max_result": 1_000}}, tasks=tasks
+    )
+    moto_server.machine(monkeypatch, endpoint)
+    for name, value in {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
-    }
-    for name, value in {
-        **known,
-        "AWS_ENDPOINT_URL": endpoint,
         "AWS_ENDPOINT_URL_DYNAMODB": dynamodb.url,
     }.items():
         monkeypatch.setenv(name, value)

@@ -7,7 +7,7 @@ import base64
 import copy
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,25 +78,37 @@ class Functions:
         return body
 
 
-@pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    """The environment of both functions."""
-    config = tmp_path / "gateway.json"
-    tools = {
-        "kind": "python",
-        "name": "tools",
-        "prefix": "",
-        "path": str(Path(__file__).parent / "tools.py"),
-    }
-    config.write_text(json.dumps({"backends": [tools]}))
+def write_config(
+    folder: Path,
+    module: str = "tools.py",
+    override: dict[str, Any] | None = None,
+    **sections: Any,
+) -> Path:
+    """Write a gateway.json that serves a module of this folder, with further sections."""
+    path = str(Path(__file__).parent / module)
+    tools = {"kind": "python", "name": "tools", "prefix": "", "path": path}
+    config = folder / "gateway.json"
+    config.write_text(json.dumps({"backends": [tools | {"override": override or {}}], **sections}))
+    return config
+
+
+def environment(folder: Path, **sections: Any) -> dict[str, str]:
+    """The environment of both functions, with a gateway.json and a store in a folder."""
+    config = write_config(folder, **sections)
     return {
         "AWS_LAMBDA_FUNCTION_NAME": "gateway",
         "GATEWAY_CONFIG": str(config),
         "GATEWAY_ALLOW_ANONYMOUS": "true",
         "GATEWAY_STATE_KEYS": KEYS,
-        "GATEWAY_STORE": f"sqlite:///{tmp_path / 'gateway.sqlite3'}",
+        "GATEWAY_STORE": f"sqlite:///{folder / 'gateway.sqlite3'}",
         "GATEWAY_LOG_LEVEL": "warning",
     }
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """The environment of both functions."""
+    return environment(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -106,10 +118,18 @@ def root_is_lent() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def functions(environ: dict[str, str]) -> Iterator[Functions]:
+@contextmanager
+def made(environ: dict[str, str]) -> Iterator[Functions]:
+    """Both functions with an environment."""
     with (
+        root_logger.lent(),
         closing(lambda_http.make_handler(environ)) as http,
         closing(lambda_worker.make_handler(environ)) as worker,
     ):
         yield Functions(http, worker)
+
+
+@pytest.fixture
+def functions(environ: dict[str, str]) -> Iterator[Functions]:
+    with made(environ) as functions:
+        yield functions

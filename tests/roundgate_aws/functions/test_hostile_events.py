@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any, TypeAlias, cast
 
 import pytest
@@ -17,7 +16,8 @@ from roundgate_aws import http as lambda_http
 from roundgate_aws import stream as lambda_stream
 from roundgate_aws.api_gateway import make_hosted
 from roundgate_aws.stack.runtime_api import RuntimeApi, Streamed, parted
-from tests.roundgate_aws.functions.conftest import LambdaContext, asking
+from tests.roundgate_aws.functions.conftest import LambdaContext, asking, environment
+from tests.support import root_logger
 
 KINDS = ["http_api_v2", "rest_api_v1"]
 SECRET_VIEW = {"name": "few", "include": [{"name": "greet"}]}
@@ -25,41 +25,54 @@ Answer: TypeAlias = tuple[int, list[tuple[str, str]], str]
 Ask: TypeAlias = Callable[[dict[str, Any]], Answer]
 
 
-def buffered(environ: dict[str, str], event: dict[str, Any]) -> Answer:
+@contextmanager
+def buffered(environ: dict[str, str]) -> Iterator[Ask]:
     with closing(lambda_http.make_handler(environ)) as handler:
-        answer = handler(json.loads(json.dumps(event)), cast("Any", LambdaContext()))
-    headers = [*answer.get("headers", {}).items()]
-    for name, values in answer.get("multiValueHeaders", {}).items():
-        headers += [(name, value) for value in values]
-    headers += [("set-cookie", cookie) for cookie in answer.get("cookies", ())]
-    return answer["statusCode"], headers, answer["body"]
+
+        def ask(event: dict[str, Any]) -> Answer:
+            answer = handler(json.loads(json.dumps(event)), cast("Any", LambdaContext()))
+            headers = [*answer.get("headers", {}).items()]
+            for name, values in answer.get("multiValueHeaders", {}).items():
+                headers += [(name, value) for value in values]
+            headers += [("set-cookie", cookie) for cookie in answer.get("cookies", ())]
+            return answer["statusCode"], headers, answer["body"]
+
+        yield ask
 
 
-def streamed(environ: dict[str, str], event: dict[str, Any]) -> Answer:
-    async def ask() -> Answer:
+@contextmanager
+def streamed(environ: dict[str, str]) -> Iterator[Ask]:
+    with asyncio.Runner() as runner:
         api = RuntimeApi()
-        loop = asyncio.create_task(lambda_stream.serve(await api.start(), make_hosted(environ)))
-        try:
+
+        async def begin() -> asyncio.Task[None]:
+            serving = lambda_stream.serve(await api.start(), make_hosted(environ))
+            return asyncio.create_task(serving)
+
+        async def end() -> None:
+            loop.cancel()
+            await asyncio.gather(loop, return_exceptions=True)
+            api.close()
+
+        async def answer(event: dict[str, Any]) -> Answer:
             async with asyncio.timeout(60):
                 chunks = api.invoke(Streamed(json.dumps(event).encode(), 60)).chunks()
                 head, body = await parted(chunks)
                 body += b"".join([chunk async for chunk in chunks])
                 return head.status, [*head.headers], body.decode()
-        finally:
-            loop.cancel()
-            await asyncio.gather(loop, return_exceptions=True)
-            api.close()
 
-    return asyncio.run(ask())
+        loop = runner.run(begin())
+        yield lambda event: runner.run(answer(event))
+        runner.run(end())
 
 
-@pytest.fixture(params=[buffered, streamed], ids=["buffered", "streamed"])
-def ask(request: pytest.FixtureRequest, environ: dict[str, str]) -> Ask:
+@pytest.fixture(scope="module", params=[buffered, streamed], ids=["buffered", "streamed"])
+def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """A function that answers an event. Its gateway has a view besides the endpoint of all tools."""
-    file = Path(environ["GATEWAY_CONFIG"])
-    settings = {**json.loads(file.read_text()), "views": [SECRET_VIEW]}
-    file.write_text(json.dumps(settings | {"http": {"max_body_bytes": 10_000}}))
-    return lambda event: cast("Answer", request.param(environ, event))
+    sections = {"views": [SECRET_VIEW], "http": {"max_body_bytes": 10_000}}
+    environ = environment(tmp_path_factory.mktemp("hostile"), **sections)
+    with root_logger.lent(), request.param(environ) as ask:
+        yield ask
 
 
 def with_header(event: dict[str, Any], name: str, *values: str) -> dict[str, Any]:

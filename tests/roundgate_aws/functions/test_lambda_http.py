@@ -8,9 +8,10 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -18,21 +19,74 @@ from roundgate import settings
 from roundgate.errors import ConfigError
 from roundgate.runtime import checks
 from roundgate_aws import http as lambda_http
-from tests.roundgate_aws.functions.conftest import Functions, LambdaContext, asking, recorded
+from tests.roundgate_aws.functions.conftest import (
+    Functions,
+    LambdaContext,
+    asking,
+    environment,
+    made,
+    recorded,
+)
+from tests.support import root_logger
 from tests.support.log_lines import log_lines
 from tests.support.rounds import accept, retry
 
-HTTP_EVENTS = ["http_api_v2", "rest_api_v1", "function_url"]
+PAYLOADS = ["http_api_v2", "rest_api_v1"]
+"""An event of each version of the payload; a function URL has that of an HTTP API."""
+HTTP_EVENTS = [*PAYLOADS, "function_url"]
+
+
+BASE = "https://mcp.example.com/tools/v1"
+
+
+@contextmanager
+def serving(folder: Path, public_url: str, **sections: Any) -> Iterator[Any]:
+    """The handler of a gateway with further sections."""
+    environ = environment(folder, **sections) | {"GATEWAY_PUBLIC_URL": public_url}
+    with root_logger.lent(), closing(lambda_http.make_handler(environ)) as handler:
+        yield handler
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Functions]:
+    """Both functions, as `environ` has them."""
+    with made(environment(tmp_path_factory.mktemp("functions"))) as functions:
+        yield functions
+
+
+@pytest.fixture(scope="module")
+def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The handler of a gateway below a base path, with a view."""
+    view = {"name": "few", "include": [{"name": "greet"}]}
+    with serving(tmp_path_factory.mktemp("fronted"), BASE, views=[view]) as handler:
+        yield handler
+
+
+@pytest.fixture(scope="module")
+def authorized(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The handler of a gateway behind an authorizer of the API."""
+    folder, url = tmp_path_factory.mktemp("authorized"), "https://mcp.example.com"
+    with serving(folder, url, auth=AUTHORIZED) as handler:
+        yield handler
+
+
+AUTHORIZED = {"authorizer": "api-gateway", "issuer": "https://issuer.example", "scopes": ["mcp"]}
 
 
 @pytest.mark.parametrize("kind", HTTP_EVENTS)
-def test_a_tool_is_called(functions: Functions, kind: str) -> None:
-    answer = functions.http(
-        asking(kind, "tools/call", {"name": "greet", "arguments": {"name": "Adá"}}), LambdaContext()
-    )
+def test_a_tool_is_called_and_its_line_has_the_ids_of_the_request_and_of_the_invocation(
+    functions: Functions, kind: str
+) -> None:
+    event = asking(kind, "tools/call", {"name": "greet", "arguments": {"name": "Adá"}})
+    with log_lines() as lines:
+        answer = functions.http(event, LambdaContext(aws_request_id="invocation"))
     assert answer["statusCode"] == 200
     assert answer["isBase64Encoded"] is False
     assert json.loads(answer["body"])["result"]["content"][0]["text"] == "Hello, Adá!"
+    (line,) = lines.of("request")
+    assert line["lambda_request"] == "invocation"
+    assert line["api_request"] == event["requestContext"]["requestId"]
+    assert line["address"]
 
 
 @pytest.mark.parametrize("kind", HTTP_EVENTS)
@@ -44,17 +98,11 @@ def test_rounds_go_on_with_the_next_event(functions: Functions, kind: str) -> No
     assert done["result"]["content"][0]["text"] == "Hello, Ada!"
 
 
-@pytest.mark.parametrize("kind", HTTP_EVENTS)
-def test_every_line_has_the_ids_of_the_request_and_of_the_invocation(
-    functions: Functions, kind: str
-) -> None:
-    event = asking(kind, "tools/call", {"name": "greet", "arguments": {"name": "Ada"}})
-    with log_lines() as lines:
-        functions.http(event, LambdaContext(aws_request_id="invocation"))
-    (line,) = lines.of("request")
-    assert line["lambda_request"] == "invocation"
-    assert line["api_request"] == event["requestContext"]["requestId"]
-    assert line["address"]
+def at(stage: str, kind: str, method: str, path: str) -> dict[str, Any]:
+    """An event of a stage of the API."""
+    event = asking(kind, method, path=path)
+    event["requestContext"]["stage"] = stage
+    return event
 
 
 @pytest.mark.parametrize(
@@ -70,13 +118,9 @@ def test_every_line_has_the_ids_of_the_request_and_of_the_invocation(
     ids=["stage", "base path", "slash", "stage of a REST API", "base path of a REST API", "both"],
 )
 def test_what_api_gateway_puts_in_front_of_the_path_is_taken_off(
-    environ: dict[str, str], kind: str, stage: str, path: str
+    fronted: Any, kind: str, stage: str, path: str
 ) -> None:
-    environ["GATEWAY_PUBLIC_URL"] = "https://mcp.example.com/tools/v1"
-    event = asking(kind, "server/discover", path=path)
-    event["requestContext"]["stage"] = stage
-    with closing(lambda_http.make_handler(environ)) as http:
-        answer = cast("Any", http)(event, LambdaContext())
+    answer = fronted(at(stage, kind, "server/discover", path), LambdaContext())
     assert "result" in json.loads(answer["body"])
 
 
@@ -89,6 +133,7 @@ def test_what_api_gateway_puts_in_front_of_the_path_is_taken_off(
         ("prod", "/prod/mcp", "all"),
         ("few", "/few/mcp", "few"),
         ("events", "/events/mcp", "all"),
+        ("$default", "/elsewhere", None),
         ("$default", "/fwe/mcp", None),
         ("$default", "/x/few/mcp", None),
         ("$default", "/$default/mcpx", None),
@@ -97,15 +142,9 @@ def test_what_api_gateway_puts_in_front_of_the_path_is_taken_off(
     ],
 )
 def test_the_path_of_a_view_that_is_misspelt_reaches_no_other_endpoint(
-    environ: dict[str, str], stage: str, path: str, tools: str | None
+    fronted: Any, stage: str, path: str, tools: str | None
 ) -> None:
-    file = Path(environ["GATEWAY_CONFIG"])
-    view = {"name": "few", "include": [{"name": "greet"}]}
-    file.write_text(json.dumps({**json.loads(file.read_text()), "views": [view]}))
-    event = asking("http_api_v2", "tools/list", path=path)
-    event["requestContext"]["stage"] = stage
-    with closing(lambda_http.make_handler(environ)) as http:
-        answer = cast("Any", http)(event, LambdaContext())
+    answer = fronted(at(stage, "http_api_v2", "tools/list", path), LambdaContext())
     if tools is None:
         assert answer["statusCode"] == 404
         return
@@ -123,23 +162,10 @@ def test_the_path_of_a_view_that_is_misspelt_reaches_no_other_endpoint(
         ("prod", "/prod/events/a/b"),
     ],
 )
-def test_a_service_reaches_the_event_of_its_token(
-    environ: dict[str, str], stage: str, path: str
-) -> None:
-    environ["GATEWAY_PUBLIC_URL"] = "https://mcp.example.com/tools/v1"
-    event = asking("http_api_v2", "server/discover", path=path)
-    event["requestContext"]["stage"] = stage
-    with closing(lambda_http.make_handler(environ)) as http:
-        answer = cast("Any", http)(event, LambdaContext())
+def test_a_service_reaches_the_event_of_its_token(fronted: Any, stage: str, path: str) -> None:
+    answer = fronted(at(stage, "http_api_v2", "server/discover", path), LambdaContext())
     is_event = answer["body"] == '{"error":"There is no such event"}'
     assert (answer["statusCode"], is_event) == (404, path.endswith("forged"))
-
-
-def test_another_path_is_not_found(functions: Functions) -> None:
-    answer = functions.http(
-        asking("http_api_v2", "server/discover", path="/elsewhere"), LambdaContext()
-    )
-    assert answer["statusCode"] == 404
 
 
 @pytest.mark.parametrize("kind", HTTP_EVENTS)
@@ -167,18 +193,15 @@ def test_a_tool_that_takes_longer_is_a_tool_error_and_no_time_out_of_the_functio
 
 
 def test_a_long_call_is_answered_with_json_because_comments_would_arrive_at_its_end(
-    environ: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    file = Path(environ["GATEWAY_CONFIG"])
-    served = {**json.loads(file.read_text()), "http": {"keep_alive_s": 0.05}}
-    file.write_text(json.dumps(served))
     event = asking("http_api_v2", "tools/call", {"name": "slow", "arguments": {}})
-    with closing(lambda_http.make_handler(environ)) as function:
-        answer = cast("Any", function)(event, LambdaContext(remaining_ms=1_300))
+    with serving(tmp_path, BASE, http={"keep_alive_s": 0.05}) as handler:
+        answer = handler(event, LambdaContext(remaining_ms=1_300))
     assert json.loads(answer["body"])["result"]["isError"] is True
 
 
-@pytest.mark.parametrize("kind", HTTP_EVENTS)
+@pytest.mark.parametrize("kind", PAYLOADS)
 def test_an_answer_that_lambda_cannot_return_is_an_error_that_says_so(
     functions: Functions, kind: str
 ) -> None:
@@ -213,7 +236,7 @@ def test_what_only_the_escaping_makes_too_large_is_returned_in_base64(
     assert len(result["content"][0]["text"]) == count
 
 
-@pytest.mark.parametrize("kind", HTTP_EVENTS)
+@pytest.mark.parametrize("kind", PAYLOADS)
 def test_what_is_returned_never_has_more_than_6_mb_as_the_runtime_writes_it(
     functions: Functions, kind: str
 ) -> None:
@@ -228,12 +251,9 @@ def test_what_is_returned_never_has_more_than_6_mb_as_the_runtime_writes_it(
 
 
 def test_a_result_of_a_task_that_may_be_larger_than_a_function_returns_is_a_mistake(
-    environ: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    path = Path(environ["GATEWAY_CONFIG"])
-    path.write_text(
-        json.dumps({**json.loads(path.read_text()), "tasks": {"max_result_bytes": 5_000_000}})
-    )
+    environ = environment(tmp_path, tasks={"max_result_bytes": 5_000_000})
     with pytest.raises(
         ConfigError, match=r"(?s)tasks.max_result_bytes: is 5000000.*at most 4600000"
     ):
@@ -280,13 +300,14 @@ def test_a_missing_setting_is_named_when_the_function_is_made(environ: dict[str,
 
 
 def test_without_authentication_a_function_is_made_only_if_that_is_meant(
-    environ: dict[str, str],
+    environ: dict[str, str], tmp_path: Path
 ) -> None:
     lambda_http.make_handler(environ)
     del environ["GATEWAY_ALLOW_ANONYMOUS"]
     with pytest.raises(ConfigError, match=r"(?s)auth: .*anyone.*AllowAnonymous=true"):
         lambda_http.make_handler(environ)
-    lambda_http.make_handler(with_authorizer(environ))
+    environment(tmp_path, auth=AUTHORIZED)
+    lambda_http.make_handler(environ | {"GATEWAY_PUBLIC_URL": BASE})
 
 
 def test_a_table_needs_a_queue_that_functions_share(environ: dict[str, str]) -> None:
@@ -302,25 +323,13 @@ def test_the_handler_is_made_when_the_runtime_looks_for_it(environ: dict[str, st
     assert ran.stdout.split() == ["False", "True"]
 
 
-AUTHORIZED = {"authorizer": "api-gateway", "issuer": "https://issuer.example", "scopes": ["mcp"]}
-
-
-def with_authorizer(environ: dict[str, str]) -> dict[str, str]:
-    path = Path(environ["GATEWAY_CONFIG"])
-    path.write_text(json.dumps({**json.loads(path.read_text()), "auth": AUTHORIZED}))
-    return environ | {"GATEWAY_PUBLIC_URL": "https://mcp.example.com"}
-
-
 @pytest.mark.parametrize("before", ["", "/prod"])
 @pytest.mark.parametrize("after", ["", "/mcp"])
-def test_the_metadata_is_at_both_of_its_paths(
-    environ: dict[str, str], before: str, after: str
-) -> None:
+def test_the_metadata_is_at_both_of_its_paths(authorized: Any, before: str, after: str) -> None:
     path = f"{before}/.well-known/oauth-protected-resource{after}"
     event = asking("http_api_v2", "tools/list", path=path)
     event["requestContext"]["http"]["method"] = "GET"
-    with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
-        answer = handler(event, cast("Any", LambdaContext()))
+    answer = authorized(event, LambdaContext())
     assert answer["statusCode"] == 200
     assert json.loads(answer["body"])["resource"] == "https://mcp.example.com/mcp"
 
@@ -344,58 +353,30 @@ CLAIMS = {
     ids=["JWT", "Lambda, HTTP API", "Cognito", "Lambda, REST API"],
 )
 def test_the_claims_of_an_authorizer_are_the_caller(
-    environ: dict[str, str], kind: str, authorizer: Any
+    authorized: Any, kind: str, authorizer: Any
 ) -> None:
     event = asking(kind, "tools/call", {"name": "greet", "arguments": {"name": "Ada"}})
     event["requestContext"]["authorizer"] = authorizer
-    with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
-        assert handler(event, cast("Any", LambdaContext()))["statusCode"] == 200
+    assert authorized(event, LambdaContext())["statusCode"] == 200
 
 
-@pytest.mark.parametrize("kind", ["http_api_v2", "rest_api_v1", "function_url"])
-@pytest.mark.parametrize(
-    "authorizer",
-    [
-        *(
-            None,
-            "ada",
-            7,
-            [],
-            ["ada"],
-            {},
-            {"jwt": None},
-            {"jwt": "x"},
-            {"jwt": []},
-            {"jwt": {"claims": "x"}},
-        ),
-        *(
-            {"claims": None},
-            {"claims": "{}"},
-            {"claims": [1]},
-            {"lambda": None},
-            {"lambda": "x"},
-            {"lambda": {}},
-        ),
-        *(
-            {"sub": {"a": 1}},
-            {"claims": {"sub": ["ada"]}},
-            {"claims": {"sub": None}},
-            {"iam": {"userId": "x"}},
-        ),
-        *(
-            {"jwt": {"claims": {"iss": ["x"], "sub": "ada"}}},
-            {"claims": {"sub": "ada", "client_id": [1]}},
-        ),
-    ],
-    ids=str,
-)
-def test_an_authorizer_of_an_odd_shape_is_a_401(
-    environ: dict[str, str], kind: str, authorizer: Any
-) -> None:
+ODD_AUTHORIZERS: list[Any] = [
+    *(None, "ada", 7, [], ["ada"], {}),
+    *({"jwt": None}, {"jwt": "x"}, {"jwt": []}, {"jwt": {"claims": "x"}}),
+    *({"claims": None}, {"claims": "{}"}, {"claims": [1]}),
+    *({"lambda": None}, {"lambda": "x"}, {"lambda": {}}),
+    *({"sub": {"a": 1}}, {"claims": {"sub": ["ada"]}}, {"claims": {"sub": None}}),
+    *({"iam": {"userId": "x"}}, {"jwt": {"claims": {"iss": ["x"], "sub": "ada"}}}),
+    {"claims": {"sub": "ada", "client_id": [1]}},
+]
+
+
+@pytest.mark.parametrize("kind", HTTP_EVENTS)
+def test_an_authorizer_of_an_odd_shape_is_a_401(authorized: Any, kind: str) -> None:
     event = asking(kind, "tools/list")
-    event["requestContext"]["authorizer"] = authorizer
-    with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
-        assert handler(event, cast("Any", LambdaContext()))["statusCode"] == 401
+    for authorizer in ODD_AUTHORIZERS:
+        event["requestContext"]["authorizer"] = authorizer
+        assert authorized(event, LambdaContext())["statusCode"] == 401, authorizer
 
 
 @pytest.mark.parametrize(
@@ -409,14 +390,13 @@ def test_an_authorizer_of_an_odd_shape_is_a_401(
     ids=["none", "another issuer", "no subject", "no scope"],
 )
 def test_without_claims_that_will_do_there_is_no_caller(
-    environ: dict[str, str], claims: Any, status: int
+    authorized: Any, claims: Any, status: int
 ) -> None:
     event = asking("http_api_v2", "tools/list")
     event["headers"]["authorization"] = "Bearer whatever"
     event["headers"]["x-amzn-oidc-data"] = json.dumps(CLAIMS)
     if claims is not None:
         event["requestContext"]["authorizer"] = {"jwt": {"claims": claims}}
-    with closing(lambda_http.make_handler(with_authorizer(environ))) as handler:
-        answer = handler(event, cast("Any", LambdaContext()))
+    answer = authorized(event, LambdaContext())
     assert answer["statusCode"] == status
     assert "resource_metadata=" in answer["headers"]["www-authenticate"]

@@ -28,7 +28,14 @@ from roundgate.tasks.sweep import Sweep
 from roundgate_aws import http as lambda_http
 from roundgate_aws import worker as lambda_worker
 from roundgate_aws.worker import WorkerFunction
-from tests.roundgate_aws.functions.conftest import Functions, LambdaContext, asking, recorded
+from tests.roundgate_aws.functions.conftest import (
+    Functions,
+    LambdaContext,
+    asking,
+    environment,
+    made,
+    recorded,
+)
 from tests.support.log_lines import log_lines
 from tests.support.rounds import accept
 
@@ -122,12 +129,11 @@ def test_messages_for_tasks_that_are_not_to_be_had_are_done(functions: Functions
     assert functions.worker(again, LambdaContext()) == {"batchItemFailures": []}
 
 
-@pytest.mark.parametrize(
-    "event", [recorded("schedule"), {"task": "sweep"}, {"source": "aws.scheduler"}], ids=str
-)
-def test_the_schedule_sweeps(functions: Functions, event: dict[str, Any]) -> None:
+def test_the_schedule_sweeps(functions: Functions) -> None:
     begin(functions)
-    assert functions.worker(event, LambdaContext()) == {"overdue_s": 0.0, "late": 0}
+    for event in (recorded("schedule"), {"task": "sweep"}, {"source": "aws.scheduler"}):
+        swept = functions.worker(event, LambdaContext())
+        assert swept == {"overdue_s": 0.0, "late": 0}, event
 
 
 def test_tasks_are_counted_where_they_are_created_claimed_and_end(
@@ -146,17 +152,12 @@ def test_tasks_are_counted_where_they_are_created_claimed_and_end(
 
 
 def test_a_task_that_no_worker_claims_is_reported_overdue_although_it_is_requeued(
-    environ: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    path = Path(environ["GATEWAY_CONFIG"])
-    path.write_text(json.dumps({**json.loads(path.read_text()), "tasks": {"requeue_after_s": 1}}))
-    with (
-        closing(lambda_http.make_handler(environ)) as http,
-        closing(lambda_worker.make_handler(environ)) as worker,
-    ):
-        begin(Functions(http, worker))
+    with made(environment(tmp_path, tasks={"requeue_after_s": 1})) as functions:
+        begin(functions)
         time.sleep(2.2)
-        swept = worker(recorded("schedule"), LambdaContext())
+        swept = functions.worker(recorded("schedule"), LambdaContext())
     assert swept["late"] == 1
     assert swept["overdue_s"] >= 1
 
@@ -184,23 +185,14 @@ def test_a_sweep_that_runs_too_long_stops_in_time_and_reports_its_counts(
     assert "the next one continues" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        asking("http_api_v2", "server/discover"),
-        {"Records": []},
-        {},
-        [],
-        None,
-        {"Records": [{"s3": {}}]},
-    ],
-    ids=str,
-)
 def test_an_event_of_another_kind_is_an_error_that_names_what_is_served(
-    functions: Functions, event: Any
+    functions: Functions,
 ) -> None:
-    with pytest.raises(ValueError, match="the task queue and the schedule"):
-        functions.worker(event, LambdaContext())
+    of_api = asking("http_api_v2", "server/discover")
+    odd: list[Any] = [of_api, {"Records": []}, {}, [], None, {"Records": [{"s3": {}}]}]
+    for event in odd:
+        with pytest.raises(ValueError, match="the task queue and the schedule"):
+            functions.worker(event, LambdaContext())
 
 
 def test_it_imports_no_web_framework(environ: dict[str, str]) -> None:

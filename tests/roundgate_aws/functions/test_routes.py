@@ -18,13 +18,13 @@ from roundgate_aws import http as lambda_http
 from roundgate_aws.stack.events import Front
 from roundgate_aws.stack.functions import EnvironmentPool
 from roundgate_aws.template import StackTemplate, rendered
-from tests.roundgate_aws.functions.conftest import LambdaContext
+from tests.roundgate_aws.functions.conftest import LambdaContext, environment
 from tests.support import permissions, wire
 from tests.support.permissions import KNOWN
 
 ORIGIN = "https://app.example.com"
 PATHS = ["/tools/v1", "/deep/er/support", "/admin/mcp", "/solo"]
-GATEWAY = {
+GATEWAY: dict[str, Any] = {
     "http": {"path": "/tools/v1", "allowed_origins": [ORIGIN]},
     "views": [
         {"name": "support", "path": "/deep/er/support"},
@@ -52,12 +52,8 @@ class Context(LambdaContext):
 
 
 @asynccontextmanager
-async def api(
-    environ: dict[str, str], **sections: Any
-) -> AsyncIterator[tuple[httpx.AsyncClient, InProcess]]:
-    """The API of the template in front of a gateway that has these sections."""
-    file = Path(environ["GATEWAY_CONFIG"])
-    file.write_text(json.dumps({**json.loads(file.read_text()), **GATEWAY, **sections}))  # noqa: ASYNC240
+async def api(environ: dict[str, str]) -> AsyncIterator[tuple[httpx.AsyncClient, InProcess]]:
+    """The API of the template in front of a gateway with these variables."""
     handler = lambda_http.make_handler(environ)
     function = InProcess(handler)
     front = Front(cast("EnvironmentPool", function), permissions.deployed().routes(), "$default")
@@ -68,10 +64,10 @@ async def api(
 
 
 @pytest.mark.parametrize("slash", ["", "/"], ids=["as it is", "with a slash"])
-async def test_each_endpoint_is_routed_and_preflighted(environ: dict[str, str], slash: str) -> None:
+async def test_each_endpoint_is_routed_and_preflighted(tmp_path: Path, slash: str) -> None:
     asked = wire.message("tools/list")
     preflight = {"origin": ORIGIN, "access-control-request-method": "POST"}
-    async with api(environ) as (http, function):
+    async with api(environment(tmp_path, **GATEWAY)) as (http, function):
         for path in PATHS:
             answer = await http.post(path + slash, json=asked, headers=wire.headers(asked))
             assert answer.status_code == 200, (path, answer.text)
@@ -84,7 +80,8 @@ async def test_each_endpoint_is_routed_and_preflighted(environ: dict[str, str], 
         assert elsewhere.status_code == 404
 
 
-async def test_a_browser_may_read_the_metadata_of_each_endpoint(environ: dict[str, str]) -> None:
+async def test_a_browser_may_read_the_metadata_of_each_endpoint(tmp_path: Path) -> None:
+    environ = environment(tmp_path, **GATEWAY, auth=AUTH)
     del environ["GATEWAY_ALLOW_ANONYMOUS"]
     environ["GATEWAY_PUBLIC_URL"] = "https://mcp.example.com"
     preflight = {
@@ -92,7 +89,7 @@ async def test_a_browser_may_read_the_metadata_of_each_endpoint(environ: dict[st
         "access-control-request-method": "GET",
         "access-control-request-headers": "mcp-protocol-version",
     }
-    async with api(environ, auth=AUTH) as (http, function):
+    async with api(environ) as (http, function):
         for path in PATHS:
             document = f"/.well-known/oauth-protected-resource{path}"
             asked = await http.options(document, headers=preflight)

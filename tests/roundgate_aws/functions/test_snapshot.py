@@ -24,7 +24,7 @@ import pytest
 from roundgate.auth import task_owner
 from roundgate.auth.principal import LOCAL
 from roundgate_aws.stack.services import create_table
-from tests.roundgate_aws.functions.conftest import asking, recorded
+from tests.roundgate_aws.functions.conftest import asking, recorded, write_config
 from tests.support import moto_server
 from tests.support.dynamodb import Emulator
 from tests.support.dynamodb import dynamodb as dynamodb
@@ -60,14 +60,7 @@ class Snapshot:
 @pytest.fixture
 def snapshot(tmp_path: Path, dynamodb: Emulator) -> Iterator[Snapshot]:
     boto3 = pytest.importorskip("boto3")
-    config = tmp_path / "gateway.json"
-    tools = {
-        "kind": "python",
-        "name": "tools",
-        "prefix": "",
-        "path": str(Path(__file__).parent / "tools.py"),
-    }
-    config.write_text(json.dumps({"backends": [tools]}))
+    config = write_config(tmp_path)
     name = f"snapshot-{uuid.uuid4()}"  # of the table, the queue and the secret
     with ExitStack() as stack:
         moto = stack.enter_context(moto_server.running())

@@ -11,8 +11,7 @@ import pytest
 
 from infra.template.sets import OF_API, each_alone, every_few
 from roundgate_aws.parts import assembled
-from roundgate_aws.template import StackTemplate
-from tests.support.expanded import expanded, expansion, schemas
+from tests.support.expanded import expanded, expansion, resources, schemas
 
 KEEP_STATE = {
     "AWS::DynamoDB::Table",
@@ -43,17 +42,6 @@ NAMED = {
 }
 """Types that may have a physical name."""
 HTTP = OF_API["http"]
-
-
-def resources(source: dict[str, Any], parameters: Mapping[str, str]) -> dict[str, Any]:
-    """The resources that there are with these parameters."""
-    known = {"Queue": "https://queue"}
-    template = StackTemplate(parameters, known, source)
-    return {
-        name: template.value(one)
-        for name, one in source["Resources"].items()
-        if "Condition" not in one or template.holds({"Condition": one["Condition"]})
-    }
 
 
 def at(resource: Mapping[str, Any], pointer: str) -> Any:

@@ -9,7 +9,6 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,13 @@ from roundgate.auth.principal import LOCAL
 from roundgate_aws import http as lambda_http
 from roundgate_aws import worker as lambda_worker
 from roundgate_aws.template import StackTemplate
-from tests.roundgate_aws.functions.conftest import Functions, LambdaContext, recorded
+from tests.roundgate_aws.functions.conftest import (
+    Functions,
+    LambdaContext,
+    environment,
+    recorded,
+)
+from tests.support import root_logger
 from tests.support.rounds import accept
 
 NAMES = {name: name for name in ("GatewayFunction", "WorkerFunction", "GatewayLog", "WorkerLog")}
@@ -57,21 +62,16 @@ def widgets() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture
-def environ(environ: dict[str, str]) -> dict[str, str]:
-    """An environment with a limit on calls, and a log line for each request."""
-    path = Path(environ["GATEWAY_CONFIG"])
-    rate = {"tools": {"large": {"calls_per_minute": 1}}}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rate": rate}))
-    return {**environ, "GATEWAY_LOG_LEVEL": "info"}
-
-
-@pytest.fixture
-def lines(environ: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """The lines of both functions, which have created, run, answered and cancelled tasks, refused a
     call and swept."""
+    rate = {"tools": {"large": {"calls_per_minute": 1}}}
+    environ = environment(tmp_path_factory.mktemp("lines"), rate=rate)
+    environ["GATEWAY_LOG_LEVEL"] = "info"
     written: dict[str, io.StringIO] = {name: io.StringIO() for name in LOGS.values()}
     with (
+        root_logger.lent(),
         closing(_made(lambda_http, "GatewayFunction", environ)) as http,
         closing(_made(lambda_worker, "WorkerFunction", environ)) as worker,
     ):

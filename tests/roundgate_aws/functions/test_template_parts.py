@@ -17,7 +17,7 @@ from roundgate_aws import parts, template
 from roundgate_aws.parts import assembled, merged
 from roundgate_aws.template import StackTemplate, with_overlay
 from tests.support.dynamodb import ROOT
-from tests.support.expanded import expanded, schemas
+from tests.support.expanded import expanded, resources, schemas
 
 pytest.importorskip("botocore")
 from botocore.validate import ParamValidator
@@ -39,13 +39,7 @@ IDS = {"percent": "value", "growth": "value", "late": "value", "throttles": "val
 
 def test_nothing_is_lost_of_the_template_that_was_one_file() -> None:
     before = json.loads(BEFORE.read_text("utf-8"))
-    source = expanded()
-    stack = StackTemplate({}, {"Queue": "https://queue"}, source)
-    after = {
-        name: stack.value(one)
-        for name, one in source["Resources"].items()
-        if "Condition" not in one or stack.holds({"Condition": one["Condition"]})
-    }
+    after = resources(expanded(), {})
     assert after.keys() == before.keys()
     for name, resource in before.items():
         ours = {"Condition", *INTENDED.get(name, ())}  # a part needs no condition of its own
@@ -113,15 +107,6 @@ def test_the_audit_log_is_exported_from_both_functions() -> None:
 COMMANDS = (ROOT / "docs/runbooks/restore-table.md").read_text("utf-8").partition("## Import")[2]
 
 
-def evaluated(source: dict[str, Any], parameters: dict[str, str], **known: str) -> dict[str, Any]:
-    stack = StackTemplate(parameters, {"Queue": "https://queue", **known}, source)
-    return {
-        name: stack.value({key: value for key, value in one.items() if key != "Condition"})
-        for name, one in source["Resources"].items()
-        if "Condition" not in one or stack.holds({"Condition": one["Condition"]})
-    }
-
-
 def test_the_import_changes_nothing_but_the_table(tmp_path: Path) -> None:
     if (jq := shutil.which("jq")) is None:
         pytest.skip("jq is not installed")
@@ -130,14 +115,14 @@ def test_the_import_changes_nothing_but_the_table(tmp_path: Path) -> None:
     deployed.write_text(json.dumps(expanded()))
     ran = subprocess.run([jq, change, str(deployed)], capture_output=True, check=True)
     restored = {"TableName": "shop-restored"}
-    before = evaluated(expanded(), restored)
-    after = evaluated(json.loads(ran.stdout), restored)
+    before = resources(expanded(), restored)
+    after = resources(json.loads(ran.stdout), restored)
     assert after.keys() - before.keys() == {"Table"}
     assert {name: after[name] for name in before} == before
     # the deployment that follows names the same table by the resource
     arn = "arn:aws:dynamodb:eu-central-1:123456789012:table/shop-restored"
     known = {"Table": "shop-restored", "Table.Arn": arn}
-    assert evaluated(expanded(), {"TableName": ""}, **known) == after
+    assert resources(expanded(), {"TableName": ""}, known) == after
 
 
 def test_the_import_is_a_request_that_cloudformation_knows() -> None:
@@ -261,13 +246,7 @@ FUNCTIONS = {
 
 
 def there(**parameters: str) -> dict[str, Any]:
-    source = expanded(parameters.get("ApiType", "http"))
-    stack = StackTemplate(parameters, {"Queue": "https://queue"}, source)
-    return {
-        name: stack.value(one)
-        for name, one in source["Resources"].items()
-        if "Condition" not in one or stack.holds({"Condition": one["Condition"]})
-    }
+    return resources(expanded(parameters.get("ApiType", "http")), parameters)
 
 
 @pytest.mark.parametrize("api", ["http", "rest"])
