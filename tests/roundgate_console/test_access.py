@@ -245,9 +245,11 @@ async def test_a_post_of_another_page_is_refused() -> None:
         {"origin": ORIGIN, "sec-fetch-site": "same-site"},
         {"origin": ORIGIN, "sec-fetch-site": "none"},
         {"origin": "null"},
+        {"origin": "https://app.example.com"},  # it may call the endpoints
         {},
     ]
-    async with local(hello) as browser:
+    http = {"allowed_origins": ["https://app.example.com"]}
+    async with local(hello, http=http) as browser:
         fields = {"csrf_token": csrf_of(await browser.page())}
         for headers in elsewhere:
             for path in ("/tools/hello/call", "/sign-out", "/sign-in"):
