@@ -11,7 +11,8 @@ import pytest
 from starlette.responses import StreamingResponse
 
 from roundgate.http.replica import SIGNALS, on_stop_signal
-from tests.support.asgi import client, gateway, stoppable
+from tests.support import wire
+from tests.support.asgi import Exchange, client, gateway, stoppable
 from tests.support.functions import add
 
 LISTEN = {"notifications": {"toolsListChanged": True}}
@@ -72,6 +73,18 @@ def test_in_a_thread_that_may_not_handle_signals_nothing_is_done() -> None:
     thread.join()
     loop.close()
     assert seen == [[signal.getsignal(number) for number in SIGNALS]]
+
+
+async def test_open_streams_end_with_their_result_when_the_server_is_told_to_stop() -> None:
+    async with (
+        stoppable(gateway(add)) as app,
+        Exchange(app, wire.message("subscriptions/listen", LISTEN, "s")) as one,
+    ):
+        await one.event()
+        signal.raise_signal(signal.SIGTERM)
+        (closing,) = await one.rest()
+    assert closing["id"] == "s"
+    assert wire.valid_result("subscriptions/listen", closing)["_meta"][wire.SUBSCRIPTION_ID] == "s"
 
 
 async def test_a_server_that_was_told_to_stop_opens_no_stream_but_answers_calls() -> None:

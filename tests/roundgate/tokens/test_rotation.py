@@ -53,7 +53,7 @@ class Fleet:
         )
         return await self._stack.enter_async_context(client(app))
 
-    async def restart(self, ring: Sequence[str], progress: int = 8) -> None:
+    async def restart(self, ring: Sequence[str], progress: int = 20) -> None:
         """Each replica in turn gets the ring; between two of them calls go on."""
         for place in range(REPLICAS):
             self.replicas[place : place + 1] = [await self._start(ring)]
@@ -69,7 +69,7 @@ class Fleet:
         """Let the lifetime of a state pass, in parts, so that each call goes on in time."""
         for _ in range(5):
             self._clock.skip(LIFETIME_S / 4)
-            await self.more(8)
+            await self.more(12)
 
     async def call(self, start: int) -> None:
         """One call through all its rounds, each to another replica."""
@@ -131,7 +131,7 @@ async def test_no_round_is_lost_while_the_keys_are_rotated(fleet: Fleet) -> None
         await fleet.restart(new)
     print(f"{fleet.finished} calls of 4 rounds each came to their end")
     assert fleet.lost == []
-    assert fleet.finished >= 3 * REPLICAS * 8
+    assert fleet.finished >= 3 * REPLICAS * 20
     assert new != old
     assert len(new) == 1
 
