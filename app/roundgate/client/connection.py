@@ -108,7 +108,8 @@ class Connection:
         self._answers = answers
         self._clock = clock
         self._connecting = asyncio.Lock()
-        self._log_level: tuple[ServerInfo, str] | None = None
+        self._log_level: str | None = None
+        """The log level of the session of an older server."""
 
     async def connect(self) -> ServerInfo:
         """Negotiate the revision, unless it is known, and return the server's description."""
@@ -123,6 +124,7 @@ class Connection:
                     )
                     server = await self.drive(flow)
                     self.link.version = server.protocol_version
+                    await self._keep_log_level(server)
                     if not server.is_modern and self._listens:
                         await self.link.session_stream.open()
                     self.server = server
@@ -204,10 +206,20 @@ class Connection:
         """Set the lowest level of log messages in the session of an older server, unless it is
         already set."""
         server = await self.connect()
-        has_level = not server.is_modern and "logging" in server.capabilities
-        if has_level and self._log_level != (server, level):
+        if _has_log_level(server) and self._log_level != level:
             await self.request("logging/setLevel", {"level": level})
-            self._log_level = server, level
+            self._log_level = level
+
+    async def _keep_log_level(self, server: ServerInfo) -> None:
+        """Set the level of the previous session in a new one. If the server refuses, `set_log_level`
+        will try again."""
+        if self._log_level is None or not _has_log_level(server):
+            return
+        params = {"level": self._log_level}
+        try:
+            await self.link.request("logging/setLevel", params, may_repeat=True)
+        except (RpcError, SessionOver):
+            self._log_level = None
 
     async def _send(
         self,
@@ -336,6 +348,10 @@ class Connection:
             return {"result": responses[question.key]}
 
         return Listener(on_notification, on_request, meta or None, headers)
+
+
+def _has_log_level(server: ServerInfo) -> bool:
+    return not server.is_modern and "logging" in server.capabilities
 
 
 def _progress(params: Json) -> Progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -723,4 +724,27 @@ async def test_an_older_server_is_told_once_from_which_level_on_to_log() -> None
     assert [one.params["level"] for one in server.asked if one.rpc == "logging/setLevel"] == [
         "info",
         "debug",
+    ]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_a_new_session_begins_with_the_log_level_of_the_forgotten_one(refuses: bool) -> None:
+    class Forgets(WithTasks):
+        def __call__(self, asked: Asked) -> Any:
+            counts = Counter(server.methods())
+            if asked.rpc == "tools/call" and counts["tools/call"] == 2:
+                return http(404)
+            if refuses and asked.rpc == "logging/setLevel" and counts["logging/setLevel"] == 2:
+                return error(asked, -32603, "not now", status=200)
+            return super().__call__(asked)
+
+    async with connected(Forgets(support="forbidden")) as (server, client):
+        for _ in range(3):
+            await client.call("t", on_log=print, log_level="debug")
+    steps = ("initialize", "logging/setLevel", "tools/call")
+    assert [method for method in server.methods() if method in steps] == [
+        *("initialize", "logging/setLevel", "tools/call", "tools/call"),
+        *("initialize", "logging/setLevel", "tools/call"),
+        *(["logging/setLevel"] if refuses else []),
+        "tools/call",
     ]

@@ -444,6 +444,42 @@ async def test_a_session_is_closed_if_its_call_is_given_up_before_it_begins(tmp_
         await until(1, lambda: server.methods().count("DELETE") - ends)
 
 
+async def test_the_session_in_place_of_a_forgotten_one_gets_the_log_level_too(
+    tmp_path: Path,
+) -> None:
+    steps: list[str] = []
+
+    def older(asked: Asked) -> Any:
+        if asked.rpc in ("logging/setLevel", "tools/call"):
+            steps.append(asked.rpc)
+        if asked.rpc == "logging/setLevel":
+            return result(asked, {})
+        if asked.rpc == "initialize":
+            about = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}, "logging": {}}}
+            done = {**about, "serverInfo": {"name": "old", "version": "1"}}
+            return result(asked, done, Mcp_Session_Id="s1")
+        if asked.rpc == "tools/call" and steps.count("tools/call") == 2:
+            return http(404)
+        return up(asked)
+
+    up = Upstream(session="s1")
+    async with (
+        scripted(older) as server,
+        replica(tmp_path, entry(server)) as app,
+        client(app) as mcp,
+    ):
+        meta = {"clientCapabilities": CAPABLE, "logLevel": "info"}
+        for _ in range(2):
+            await mcp.result("tools/call", {"name": "up__t", "arguments": {}}, **meta)
+    assert steps == [
+        "logging/setLevel",
+        "tools/call",
+        "tools/call",
+        "logging/setLevel",
+        "tools/call",
+    ]
+
+
 async def test_a_process_that_ended_between_two_calls_is_not_used_again(tmp_path: Path) -> None:
     async with replica(tmp_path, process(questions=True)) as app, client(app) as mcp:
         pid = int(said(await call(mcp, "pid")))
