@@ -89,8 +89,9 @@ def build_app(
 ) -> FastAPI:
     """Return the app for a configuration. `app.state.core` holds its catalog and stores,
     `app.state.console` the console if it is on, `app.state.verifiers` the verifier of each view,
-    `app.state.endpoints` the app at each path of an MCP endpoint without FastAPI's own layers; it is
-    empty if there is an OpenTelemetry SDK, whose instrumentation is such a layer.
+    `app.state.operations` what the path operations use, `app.state.endpoints` the app at each path
+    of an MCP endpoint without FastAPI's own layers; it is empty if there is an OpenTelemetry SDK,
+    whose instrumentation is such a layer.
 
     Args:
         file: the configuration.

@@ -212,9 +212,10 @@ class Ready(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What the path operations of an app use: its `app.state.operations`.
+    """The parts of one app that its path operations use, in `app.state.operations`.
 
-    Routers of the module serve all apps of a process, because FastAPI takes milliseconds for each.
+    `PROBES` and `EVENTS` serve all apps of a process, because FastAPI takes milliseconds for each
+    route.
     """
 
     health: Callable[[], Health]
@@ -274,6 +275,7 @@ async def readyz(request: Request, response: Response) -> Ready:
 
 
 PROBES: Final = APIRouter(tags=["operations"])
+"""The routes for probes, of every app."""
 _add_document(PROBES, HEALTH, healthz, "Health")
 _add_document(PROBES, READINESS, readyz, "Readiness", {503: {"model": Ready}})
 
@@ -281,7 +283,7 @@ _add_document(PROBES, READINESS, readyz, "Readiness", {503: {"model": Ready}})
 def make_router(
     resources: Iterable[ProtectedResource], endpoint: str, *, streams: bool
 ) -> APIRouter:
-    """Return the routes that differ between gateways: those for clients.
+    """Return the routes for clients, which differ between gateways.
 
     Args:
         resources: the MCP endpoints as OAuth resources; empty without authentication.
@@ -443,6 +445,7 @@ class Rate:
 
 
 EVENTS: Final = APIRouter(tags=["events"])
+"""The route to which services post external events, of every app."""
 # FastAPI builds a serializer for each model of a response, so the others refer to the first
 _REFUSAL: Final = {"$ref": "#/components/schemas/NotAccepted"}
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
