@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -247,6 +247,16 @@ async def test_the_status_of_a_refusal_counts_though_its_body_cannot_be_read(
             assert "The server is not available now (HTTP status 503)" in await mcp.text("up__t")
         assert "is paused" in said(await mcp.call("up__t"))
         assert server.methods().count("tools/call") == 2
+
+
+async def test_a_call_that_no_server_received_has_not_taken_effect() -> None:
+    async with AsyncExitStack() as stack:
+        async with scripted(Upstream()) as server:
+            mcp = await stack.enter_async_context(gateway_of(entry(server)))
+            assert await mcp.text("up__t") == "done"
+        words = said(await mcp.call("up__t"))
+    assert "did not answer" in words
+    assert "may have taken effect" not in words
 
 
 async def test_a_stream_that_ends_before_the_result_is_not_asked_again() -> None:
