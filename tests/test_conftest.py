@@ -1,7 +1,9 @@
-"""The suite's own settings: what a module of tests leaves open fails the run, however long it lives."""
+"""What holds for all tests: what a module of tests leaves open fails the run, however long it lives, and no
+client waits only as long as httpx does by default, 5 s, which a busy machine takes to start a process."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 CONFTEST = Path(__file__).with_name("conftest.py")
+CLIENTS = {"AsyncClient", "Client", "delete", "get", "post", "put", "request", "stream"}
 KEEPS = """
 import socket, sys
 
@@ -68,3 +71,15 @@ def test_what_outlives_its_module_fails_the_run(
     assert done.returncode == status, done.stdout + done.stderr
     assert told in done.stdout
     assert "2 passed" in done.stdout
+
+
+def test_each_client_of_httpx_has_a_time_out_of_its_own() -> None:
+    sources = {path: path.read_text() for path in CONFTEST.parent.rglob("*.py")}
+    for path in [path for path, source in sources.items() if "httpx" in source]:
+        for call in ast.walk(ast.parse(sources[path])):
+            match call:
+                case ast.Call(ast.Attribute(ast.Name("httpx" | "httpx2"), name), _, keywords) if (
+                    name in CLIENTS
+                ):
+                    given = {keyword.arg for keyword in keywords}
+                    assert given & {"timeout", "transport"}, f"{path}:{call.lineno}: timeout=60"

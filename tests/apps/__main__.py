@@ -159,7 +159,7 @@ async def _serving(site: Site) -> Any:
 
 async def _missing(url: str) -> Any:
     """The servers that have not answered yet."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         return (await http.get(f"{url}/healthz")).json().get("missing", [])
 
 

@@ -46,7 +46,7 @@ async def run(count: int) -> bool:
         async with (
             running(directory, zips, more={"CHAOS_EFFECTS": str(effects)}) as up,
             httpx.AsyncClient(
-                trust_env=False, limits=httpx.Limits(max_keepalive_connections=0)
+                trust_env=False, limits=httpx.Limits(max_keepalive_connections=0), timeout=60
             ) as http,
         ):
             client, begun = Client(http, [up.url], random.Random(0)), time.monotonic()

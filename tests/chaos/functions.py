@@ -133,7 +133,7 @@ async def run(count: int, seed: int, kill_every_s: float, *, with_long: bool) ->
         async with (
             running(directory, zips, times=times, more={"CHAOS_EFFECTS": str(effects)}) as up,
             patients(up.deployment) as (knowing, unknowing),
-            httpx.AsyncClient(trust_env=False, limits=limits) as http,
+            httpx.AsyncClient(trust_env=False, limits=limits, timeout=60) as http,
         ):
             client = Client(http, [up.url], dice, again=frozenset({500, 503}))
             await client.ask("server/discover", {})

@@ -139,7 +139,7 @@ def configuration(directory: Path, keys_url: str) -> Path:
 
 async def until_it_answers(port: int) -> None:
     """Wait until a replica serves."""
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
         for _ in range(600):
             try:
                 await http.get(f"http://127.0.0.1:{port}/healthz")

@@ -267,7 +267,7 @@ def _serving(directory: Path, config: Path, port: int) -> subprocess.Popen[bytes
 
 async def _until_it_answers(port: int) -> None:
     until = time.monotonic() + PATIENCE_S
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
         while time.monotonic() < until:
             try:
                 await http.get(f"http://127.0.0.1:{port}/healthz")

@@ -96,7 +96,7 @@ async def run(kind: str, count: int, seed: int, kill_every_s: float) -> bool:
             limits = httpx.Limits(
                 max_keepalive_connections=0
             )  # a kept connection would stay with one process
-            async with httpx.AsyncClient(limits=limits) as http:
+            async with httpx.AsyncClient(limits=limits, timeout=60) as http:
                 client = Client(http, fleet.urls, dice)
                 await client.ask("server/discover", {})
                 killer = asyncio.create_task(fleet.haunt(kill_every_s, dice))

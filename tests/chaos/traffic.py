@@ -309,7 +309,7 @@ class Replica:
     async def until_ready(self) -> None:
         """Wait until it is ready; a worker that has logged a line is."""
         assert self.process is not None
-        async with httpx.AsyncClient(trust_env=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
             while self.process.poll() is None:
                 try:
                     if self.port is None:

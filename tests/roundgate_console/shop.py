@@ -118,7 +118,7 @@ async def open_shop(folder: Path, *, long: bool = False) -> AsyncIterator[Shop]:
     ]
     async with (
         serving(folder, backends) as served,
-        httpx.AsyncClient(base_url=served.origin) as http,
+        httpx.AsyncClient(base_url=served.origin, timeout=60) as http,
     ):
         client = Client(http)
         fill(served, "ada" + 150 * "a" * long)

@@ -187,7 +187,7 @@ async def piped(
 
 async def _up(client: Client, url: str) -> str:
     """Return the server's revision once the gateway lists its tools."""
-    async with asyncio.timeout(UP_S), httpx.AsyncClient() as http:
+    async with asyncio.timeout(UP_S), httpx.AsyncClient(timeout=60) as http:
         while True:
             (server,) = (await http.get(f"{url}/healthz")).json()["upstreams"]
             if server["status"] == "up" and await client.tools():

@@ -117,7 +117,7 @@ class Guarded:
             self.asked_for = query
             back = {"code": "code", "state": query["state"], **changes}
             given = {name: value for name, value in back.items() if value is not None}
-            async with httpx.AsyncClient(trust_env=False) as http_client:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as http_client:
                 await http_client.get(f"{query['redirect_uri']}?{urlencode(given)}")
 
         return visit

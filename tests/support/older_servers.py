@@ -143,7 +143,10 @@ def gateways(
             servers.append(stack.enter_context(running(config, settings)))
         for server in servers:
             until_s = time.monotonic() + 60
-            while httpx.get(f"{server.url}/healthz").json()["upstreams"][0]["status"] != "up":
+            while (
+                httpx.get(f"{server.url}/healthz", timeout=60).json()["upstreams"][0]["status"]
+                != "up"
+            ):
                 assert time.monotonic() < until_s
                 time.sleep(0.05)
         yield servers

@@ -244,9 +244,9 @@ def checked(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
     iam.put_user_policy(UserName=user, PolicyName="p", PolicyDocument=policy)
     made = iam.create_access_key(UserName=user)["AccessKey"]
     as_user(monkeypatch, made["AccessKeyId"], made["SecretAccessKey"])
-    httpx.post(f"{endpoint}/moto-api/reset-auth", content=b"0")
+    httpx.post(f"{endpoint}/moto-api/reset-auth", content=b"0", timeout=60)
     yield {"may": may, "may not": may_not, "user": user, "secret": made["SecretAccessKey"]}
-    httpx.post(f"{endpoint}/moto-api/reset-auth", content=b"inf")
+    httpx.post(f"{endpoint}/moto-api/reset-auth", content=b"inf", timeout=60)
 
 
 async def test_a_secret_that_the_role_may_not_read_is_a_problem_that_names_the_permission(

@@ -91,7 +91,7 @@ def test_the_log_for_people_shows_the_address_and_failures_and_callers_see_error
     with running(own, environment, "--log-format", "text") as server:
         asked = wire.message("tools/call", {"name": "shop__buggy", "arguments": {"order": 4}})
         answer = httpx.post(
-            f"{server.url}/mcp", json=asked, headers=wire.headers(asked), verify=False
+            f"{server.url}/mcp", json=asked, headers=wire.headers(asked), verify=False, timeout=60
         )
         server.stop()
         said = server.log.read_text()

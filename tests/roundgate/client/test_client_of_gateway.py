@@ -54,7 +54,10 @@ def every_field(question: Question) -> Any:
 
 
 async def test_a_call_has_its_result(url: str) -> None:
-    async with httpx.AsyncClient(trust_env=False) as http, Client(url, http=http) as client:
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=60) as http,
+        Client(url, http=http) as client,
+    ):
         assert (await client.call("greet", name="Ada")).value == "Hello, Ada!"
     async with Client(url) as client:
         failed = await client.call("test_error_handling")

@@ -56,7 +56,7 @@ async def test_a_service_that_fails_is_told_as_on_a_client_of_our_own(
     async with (
         asyncio.timeout(60),
         scripted(modern(answers)) as server,
-        httpx.AsyncClient(trust_env=False) as http,
+        httpx.AsyncClient(trust_env=False, timeout=60) as http,
     ):
         limits = TIGHT if expected is TimedOut else Limits()
         for given in (http, None):
@@ -66,7 +66,7 @@ async def test_a_service_that_fails_is_told_as_on_a_client_of_our_own(
 
 
 async def test_nobody_there_means_that_nothing_was_sent() -> None:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         with pytest.raises(ConnectionLost, match=r"No connection to 127\.0\.0\.1:9") as caught:
             async with Client("http://127.0.0.1:9/mcp", http=http) as client:
                 await client.call("t")

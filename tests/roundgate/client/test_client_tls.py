@@ -35,7 +35,9 @@ async def called(url: str, **options: Any) -> str:
 async def test_a_server_that_is_who_it_says_is_spoken_to(authority: Authority) -> None:
     async with scripted(HERE, authority.server("here", "127.0.0.1")) as server:
         assert await called(server.url, tls=authority.trusting()) == "in private"
-        async with httpx.AsyncClient(verify=authority.trusting(), trust_env=False) as over_httpx:
+        async with httpx.AsyncClient(
+            verify=authority.trusting(), trust_env=False, timeout=60
+        ) as over_httpx:
             assert await called(server.url, http=over_httpx) == "in private"
         assert {one.headers["authorization"] for one in server.asked} == {"Bearer secret"}
 

@@ -33,7 +33,7 @@ async def called(script: Script, limits: Limits = Limits(), *, over_httpx: bool 
     async with (
         scripted(modern(script)) as server,
         asyncio.timeout(60),
-        httpx.AsyncClient(trust_env=False) as http_client,
+        httpx.AsyncClient(trust_env=False, timeout=60) as http_client,
         Client(server.url, limits=limits, http=http_client if over_httpx else None) as client,
     ):
         return await client.call("t")

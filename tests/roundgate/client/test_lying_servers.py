@@ -168,7 +168,7 @@ async def test_a_redirect_to_another_host_is_not_followed_and_hears_no_secret(st
     async with (
         scripted(lambda asked: http(200)) as other,
         scripted(lambda asked: http(status, b"", Location=f"{other.origin}/mcp")) as server,
-        httpx.AsyncClient() as of_caller,
+        httpx.AsyncClient(timeout=60) as of_caller,
     ):
         for given in (None, of_caller):
             async with Client(server.url, auth="secret", http=given) as client:

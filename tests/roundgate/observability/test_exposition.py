@@ -87,7 +87,7 @@ def store(folder: Path) -> dict[str, str]:
 def families(gateway: Server) -> dict[str, Any]:
     """What it exposes after some calls."""
     asyncio.run(call_all(gateway))
-    response = httpx.get(f"{gateway.url}/metrics")
+    response = httpx.get(f"{gateway.url}/metrics", timeout=60)
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain")
     assert "secret" not in response.text

@@ -82,7 +82,7 @@ def test_a_gateway_sends_all_three_signals_beside_its_metrics_for_prometheus(
         wait_for(lambda: {"roundgate.tools.calls", "roundgate.tasks.ended"} <= collector.metrics())
         wait_for(lambda: "request" in {line.body.string_value for line in collector.logs()})
         assert collector.services() == {"shop"}
-        response = httpx.get(f"{server.url}/metrics")
+        response = httpx.get(f"{server.url}/metrics", timeout=60)
     assert 'roundgate_tools_calls_total{backend="own",gen_ai_tool_name="greet"' in response.text
     assert "otel_scope" not in response.text
     assert 'service_name="shop"' in response.text
@@ -114,7 +114,7 @@ def test_a_worker_sends_its_turns_and_shows_its_metrics_to_prometheus(
             wait_for(lambda: "task later" in {span.name for span in collector.spans()})
             wait_for(lambda: "task" in {line.body.string_value for line in collector.logs()})
             wait_for(lambda: "roundgate.tasks.turn.duration" in collector.metrics())
-            text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+            text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=60).text
     assert "roundgate_tasks_turn_duration_seconds_count{" in text
 
 

@@ -194,7 +194,7 @@ def test_its_command_serves_streams_and_stops_when_told_to(
     asked = wire.message("tools/call", {"name": "count", "arguments": {}}, progressToken="p")
     with running(steps, tmp_path) as (process, url):
         assert healthy(url)["status"] == "ok"
-        answer = httpx.post(f"{url}/mcp", json=asked, headers=wire.headers(asked))
+        answer = httpx.post(f"{url}/mcp", json=asked, headers=wire.headers(asked), timeout=60)
         assert answer.headers["content-type"] == "text/event-stream"
         assert answer.text.count("notifications/progress") == 3
         assert '"counted"' in answer.text

@@ -53,7 +53,7 @@ async def test_each_of_four_rounds_is_another_replica_and_those_before_it_are_de
 
 async def test_the_official_client_lists_and_calls(stack: Deployed) -> None:
     async with (
-        httpx2.AsyncClient(trust_env=False) as http,
+        httpx2.AsyncClient(trust_env=False, timeout=60) as http,
         OfficialClient(streamable_http_client(stack.stack.url, http_client=http)) as official,
     ):
         listed = await official.list_tools()

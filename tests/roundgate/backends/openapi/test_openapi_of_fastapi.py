@@ -159,7 +159,7 @@ async def gate(url: str, tmp_path: Path) -> AsyncIterator[Client]:
     That does not say that `{path:path}` takes slashes, which an overlay does; and names what an operation needs
     together as if either would do, so that one of the two is a fixed header.
     """
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         described = (await http.get(f"{url}/openapi.json")).json()
     (tmp_path / "overlay.yaml").write_text(OVERLAY)
     credentials = {"HTTPBearer": {"bearer": KEY}, "OAuth2PasswordBearer": {"bearer": KEY}}
