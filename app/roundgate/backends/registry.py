@@ -29,7 +29,8 @@ from roundgate.settings import Origin
 
 
 class BackendKind(Struct, frozen=True):
-    """A kind of back end. Its parts are given as `module:name`, and imported on demand."""
+    """A kind of back end. Its parts are given as `module:name`, and imported on demand; a module
+    that begins with a dot is of `roundgate.backends`."""
 
     config: str
     """The model of the settings. Its member `kind` is a literal with the name of the kind."""
@@ -57,39 +58,38 @@ class BackendKind(Struct, frozen=True):
 def imported(place: str) -> Any:
     """Import a module, and return the part of it that a place `module:name` names."""
     module, _, name = place.partition(":")
-    return attrgetter(name)(import_module(module))
+    return attrgetter(name)(import_module(module, "roundgate.backends"))
 
 
 KINDS: Final[Mapping[str, BackendKind]] = MappingProxyType(
     {
         "python": BackendKind(
-            "roundgate.backends.python.backend:PythonBackendConfig",
-            "roundgate.backends.python.backend:PythonBackend",
-            checker="roundgate.backends.python.remarks:remarks",
+            ".python.backend:PythonBackendConfig",
+            ".python.backend:PythonBackend",
+            checker=".python.remarks:remarks",
         ),
         "http": BackendKind(
-            "roundgate.backends.http.config:HttpBackendConfig",
-            "roundgate.backends.http.backend:HttpBackend",
-            checker="roundgate.backends.http.backend:remarks",
+            ".http.config:HttpBackendConfig",
+            ".http.backend:HttpBackend",
+            checker=".http.backend:remarks",
         ),
         "openapi": BackendKind(
-            "roundgate.backends.openapi.config:OpenApiBackendConfig",
-            "roundgate.backends.openapi.backend:OpenApiBackend",
-            "roundgate.backends.openapi.compiling:compile_to_file",
+            ".openapi.config:OpenApiBackendConfig",
+            ".openapi.backend:OpenApiBackend",
+            ".openapi.compiling:compile_to_file",
         ),
         "mcp": BackendKind(
-            "roundgate.backends.mcp.config:McpBackendConfig",
-            "roundgate.backends.mcp.backend:McpBackend",
-            pinner="roundgate.backends.mcp.backend:pin_to_file",
+            ".mcp.config:McpBackendConfig",
+            ".mcp.backend:McpBackend",
+            pinner=".mcp.backend:pin_to_file",
         ),
         "skills": BackendKind(
-            "roundgate.backends.skills.config:SkillsBackendConfig",
-            "roundgate.backends.skills.backend:SkillsBackend",
+            ".skills.config:SkillsBackendConfig", ".skills.backend:SkillsBackend"
         ),
         "lambda": BackendKind(
-            "roundgate.backends.aws_lambda.config:LambdaBackendConfig",
-            "roundgate.backends.aws_lambda.backend:LambdaBackend",
-            "roundgate.backends.aws_lambda.backend:compile_to_file",
+            ".aws_lambda.config:LambdaBackendConfig",
+            ".aws_lambda.backend:LambdaBackend",
+            ".aws_lambda.backend:compile_to_file",
         ),
     }
 )
