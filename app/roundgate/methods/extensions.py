@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from roundgate.backends import Catalog
 from roundgate.backends.base import meta_of
-from roundgate.errors import InternalError, InvalidParams, ResourceNotFound
+from roundgate.errors import InvalidParams, ResourceNotFound
 from roundgate.methods.parts import Extension, Kit, Listing, Method, Tools, ToolsByName, list_hint
 from roundgate.methods.rounds import Reply, RequestContext
 from roundgate.methods.tools import invalid_arguments
@@ -38,8 +38,7 @@ from roundgate.protocol import (
     skills,
     without_none,
 )
-from roundgate.replay import Journal, Restarted, Run, Suspended, engine
-from roundgate.tasks import NamedTask, log_failure
+from roundgate.tasks import NamedTask
 
 if TYPE_CHECKING:  # loaded only if a back end has skills
     from roundgate.backends.skills.source import SkillSource
@@ -103,7 +102,6 @@ class SkillMethods:
         self._catalog = kit.catalog
         self._calls = kit.calls
         self._results = kit.results
-        self._clock = kit.parts.clock
         self._access = kit.access
         hint, is_personal = kit.config.caching.resources, kit.access.any_skill
         self._cache = list_hint(hint, kit.catalog, is_personal=is_personal)
@@ -163,14 +161,7 @@ class SkillMethods:
             self._access.check_skill(uri, source.scopes, context.principal)
         except ResourceNotFound:
             return None
-        subject = f"skill {uri[:_SHOWN]}"
-        call = self._calls.call(context)
-        outcome = await engine.run_handler(lambda: ask(source), Run(call, Journal()))
-        if isinstance(outcome, (Suspended, Restarted)):  # a source has no context to ask with
-            raise InternalError(
-                log_failure(subject, RuntimeError("the back end asked a question"), self._clock)
-            )
-        return self._calls.value(outcome, subject)
+        return await self._calls.ask(context, f"skill {uri[:_SHOWN]}", lambda: ask(source))
 
 
 _TASK_ROUTE: Final = Route("tasks", named_by="taskId", needs_name_header=False)

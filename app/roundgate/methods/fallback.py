@@ -75,6 +75,10 @@ _BINDING: Final = Binding("answer in words", "", "")
 _ARGUMENTS: Final = arguments_schema(
     state={"type": "string", "description": "The state, copied exactly."}, answers=ANSWERS
 )
+_SCHEMAS: Final = {
+    own: (schema, Schema(schema)) for own, schema in {OwnTool.ANSWER: _ARGUMENTS, **SCHEMAS}.items()
+}
+"""The schema of the arguments of each own tool, and the same compiled."""
 _LABELS: Final = frozenset({"input_required", "task"})
 
 
@@ -149,10 +153,14 @@ class FallbackTools(ToolsByName):
         self, own: OwnTool, context: RequestContext, params: CallToolParams
     ) -> Reply:
         context.correlation.tool = params.name
-        schema = _ARGUMENTS if own is OwnTool.ANSWER else SCHEMAS[own]
-        arguments = self._arguments.of_own_tool(params.name, schema, params.arguments)
+        definition, schema = _SCHEMAS[own]
+        sent = params.arguments
+        arguments = self._arguments.of_own_tool(params.name, definition, schema, sent)
         params = replace(params, sent=arguments)
         try:
+            if not schema.is_valid(arguments):
+                problems = argument_problems(schema, arguments)
+                raise ToolError("Invalid arguments; correct them and call again:\n" + problems)
             if own is not OwnTool.ANSWER:
                 return await self._task_tools.serve(own, params, context)
             continued = await self._in_words.continued(params.arguments, context.principal)
@@ -303,7 +311,6 @@ class InWords:
         self._rows_of = rows_of
         self._clock = clock
         self._answer_tool = answer_tool
-        self._arguments = Schema(_ARGUMENTS)
 
     async def question_result(
         self,
@@ -353,15 +360,12 @@ class InWords:
         )
 
     async def continued(self, arguments: Mapping[str, Any], principal: Principal) -> CallToolParams:
-        """Return the params of the next round of the call that asked.
+        """Return the params of the next round of the call that asked. The arguments are valid.
 
         Raises:
-            ToolError: the arguments are invalid, or the state is another caller's or has expired.
+            ToolError: the state is another caller's or has expired.
             Unavailable: the row of the state cannot be read now.
         """
-        if not self._arguments.is_valid(arguments):
-            problems = argument_problems(self._arguments, arguments)
-            raise ToolError("Invalid arguments; correct them and call again:\n" + problems)
         match await self._facts(arguments["state"], principal):
             case [str(name), dict(called), str(state)]:
                 return CallToolParams(

@@ -382,12 +382,12 @@ class Arguments:
         return self._repaired(served.name, served.tool.definition, served.arguments, sent)
 
     def of_own_tool(
-        self, tool: str, schema: Mapping[str, Any], sent: dict[str, Any]
+        self, tool: str, definition: Mapping[str, Any], schema: Schema, sent: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the arguments of a call of one of the gateway's own tools."""
         if self._mode == "strict":
             return sent
-        return self._repaired(tool, {"inputSchema": schema}, Schema.compile(schema), sent)[0]
+        return self._repaired(tool, {"inputSchema": definition}, schema, sent)[0]
 
     def _repaired(
         self, tool: str, definition: Mapping[str, Any], compiled: Schema, sent: dict[str, Any]

@@ -324,6 +324,15 @@ class Calls(Struct, frozen=True, kw_only=True):
         assert not isinstance(outcome, BecomesTask), "only calls of tools become tasks"
         return outcome
 
+    async def ask(
+        self, context: RequestContext, what: str, handler: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Return the value of a handler that has no context, so that it cannot suspend. `what` is its
+        name in the log. Raise as `value` does."""
+        outcome = await engine.run_handler(handler, Run(self.call(context), Journal()))
+        assert isinstance(outcome, Completed | Failed), "only a context suspends a run"
+        return self.value(outcome, what)
+
     async def run_or_defer(
         self, round_: Round, call: Call, handler: Callable[[Context], Awaitable[T]]
     ) -> Completed[T] | InputRequired | BecomesTask | Failed:

@@ -22,7 +22,6 @@ from roundgate.errors import (
     MAX_URI,
     CallRefused,
     InsufficientScope,
-    InternalError,
     InvalidParams,
     TaskNotFound,
 )
@@ -63,9 +62,9 @@ from roundgate.protocol import (
     params,
     without_none,
 )
-from roundgate.replay import Journal, LongTexts, Restarted, Run, Suspended, engine
+from roundgate.replay import LongTexts
 from roundgate.settings import CacheSection, ServerConfig
-from roundgate.tasks import Life, NamedTask, log_failure
+from roundgate.tasks import Life, NamedTask
 
 
 def make_methods(
@@ -454,31 +453,24 @@ class CompletionMethods:
         self._calls = kit.calls
         self._results = kit.results
         self._access = kit.access
-        self._clock = kit.parts.clock
 
     async def complete(self, context: RequestContext, params: CompleteParams) -> Reply:
-        """Serve completion/complete. Raise InternalError if the completion asks a question."""
+        """Serve completion/complete."""
         name = params.ref.name if isinstance(params.ref, PromptReference) else params.ref.uri
         item = self._catalog.completed(params.ref)
         self._access.check_completion(name, item, context.principal)
         completer = item.complete.get(params.argument.name)
         if completer is None:
             return self._results.reply({"completion": {"values": []}})
-        subject = f"completion of {name[:200]}"
-        call = self._calls.call(context)
-        outcome = await engine.run_handler(
-            lambda: completer(call.principal, params.argument.value, params.context.arguments),
-            Run(call, Journal()),
+        principal, known = context.principal, params.context.arguments
+        completion = await self._calls.ask(
+            context,
+            f"completion of {name[:200]}",
+            lambda: completer(principal, params.argument.value, known),
         )
-        if isinstance(outcome, (Suspended, Restarted)):  # a completion has no context to ask with
-            raise InternalError(
-                log_failure(subject, RuntimeError("the completion asked a question"), self._clock)
-            )
-        completion = self._calls.value(outcome, subject)
         if isinstance(item, Resource):
             completion = self._access.allowed_values(
-                *(completion, item, params.argument.name, params.context.arguments),
-                context.principal,
+                completion, item, params.argument.name, known, principal
             )
         return self._results.reply({"completion": completion.to_wire()})
 

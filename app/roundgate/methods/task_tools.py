@@ -34,8 +34,8 @@ from roundgate.errors import StateRefused, TaskNotFound, ToolError, Unavailable
 from roundgate.methods.access import Access
 from roundgate.methods.parts import Replies
 from roundgate.methods.rounds import WAITING, InputRequired, Reply, RequestContext, is_waiting
-from roundgate.methods.tools import argument_problems
-from roundgate.protocol import CallToolParams, Schema, Status, TaskView, ToolResult, merged
+from roundgate.protocol import CallToolParams, Status, TaskView, ToolResult, merged
+from roundgate.replay import required_capability
 from roundgate.tasks import NamedTask, NamedTasks, Watch
 from roundgate.tokens import Binding, StateSealer
 
@@ -150,18 +150,7 @@ def result_from_view(view: TaskView) -> dict[str, Any]:
 
 def required_capabilities(requests: Mapping[str, Any]) -> dict[str, Any]:
     """Return the capabilities that a client needs to answer these questions."""
-    return merged(map(_requirement, requests.values()))
-
-
-def _requirement(request: Mapping[str, Any]) -> dict[str, Any]:
-    params = request.get("params") or {}
-    match request.get("method"):
-        case "elicitation/create":
-            return {"elicitation": {params.get("mode", "form"): {}}}
-        case "sampling/createMessage":
-            has_tools = params.get("tools") or params.get("toolChoice")
-            return {"sampling": {"tools": {}} if has_tools else {}}
-    return {"roots": {}}
+    return merged(map(required_capability, requests.values()))
 
 
 def questions_in_words(requests: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -278,7 +267,6 @@ class TaskTools:
         self._access = access
         self._waiting = waiting
         self._results = results
-        self._arguments = {own: Schema(schema) for own, schema in SCHEMAS.items()}
 
     def handle(self, created: Mapping[str, Any]) -> Reply:
         """Return the reply with the handle of a call that became a task: the schema's
@@ -298,18 +286,14 @@ class TaskTools:
         return self._results.tool(ToolResult([text], structured_content=structured))
 
     async def serve(self, own: OwnTool, params: CallToolParams, context: RequestContext) -> Reply:
-        """Serve a call of one of these tools.
+        """Serve a call of one of these tools. The arguments are valid.
 
         Raises:
-            ToolError: the arguments are invalid, the task is unknown, or its questions cannot be
-                answered in words.
+            ToolError: the task is unknown, or its questions cannot be answered in words.
             InsufficientScope: the tool of the task needs scopes that the token lacks.
             CallRefused: the rules of `policy` allow the caller no call of the tool.
             Unavailable, InternalError: the service of the task cannot be reached, or fails.
         """
-        if not self._arguments[own].is_valid(params.arguments):
-            problems = argument_problems(self._arguments[own], params.arguments)
-            raise ToolError("Invalid arguments; correct them and call again:\n" + problems)
         try:
             task_id = params.arguments["taskId"]
             task = self._tasks.find(context.principal, task_id)

@@ -109,7 +109,7 @@ class ToolMethods:
             if served.rules is not None:
                 context.authorize = served.rules.authorizer(context.principal)
             if not is_valid:
-                return self._refused(served, arguments)
+                return self._invalid(served, arguments)
             return self._run_direct(direct, served, arguments, params, context)
         target = CallTarget("tools/call", served.name, arguments, served.backend)
         round_ = self._calls.begin(target, params, context, key=key)
@@ -173,9 +173,6 @@ class ToolMethods:
         round_ = self._calls.begin(target, params, context)
         return await self._run(served, round_, self._calls.call(context, round_, served), True)
 
-    async def _refused(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
-        return self._invalid(served, arguments)
-
     async def _run_once(
         self,
         served: ServedTool,
@@ -213,7 +210,7 @@ class ToolMethods:
 
     async def _run(self, served: ServedTool, round_: Round, call: Call, is_valid: bool) -> Reply:
         if not is_valid:
-            return self._invalid(served, round_.target.arguments)
+            return await self._invalid(served, round_.target.arguments)
 
         def handler(ctx: Context) -> Awaitable[Returned]:
             journal = run_of(ctx).journal
@@ -299,7 +296,7 @@ class ToolMethods:
         if self._metrics is not None:
             self._metrics.called(served.name, served.backend, outcome)
 
-    def _invalid(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
+    async def _invalid(self, served: ServedTool, arguments: Mapping[str, Any]) -> Reply:
         self._count(served, "refused")
         result = invalid_arguments(served, arguments)
         return self._results.tool(result, "invalid arguments")

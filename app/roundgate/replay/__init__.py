@@ -52,6 +52,7 @@ from roundgate.replay.questions import Form as Form
 from roundgate.replay.questions import Raw as Raw
 from roundgate.replay.questions import Url as Url
 from roundgate.replay.questions import form_schema as form_schema
+from roundgate.replay.questions import required_capability as required_capability
 from roundgate.replay.recording import WATCH as WATCH
 from roundgate.replay.recording import StepWatch as StepWatch
 from roundgate.replay.run import HOLD_MS as HOLD_MS

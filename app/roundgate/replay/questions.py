@@ -266,6 +266,26 @@ class Roots(Struct, frozen=True):
         )
 
 
+def required_capability(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the capability that a client needs to answer an `InputRequest` in wire form.
+
+    Raises:
+        ValueError: no question has the method.
+    """
+    params = request.get("params") or {}
+    match request.get("method"):
+        case "elicitation/create":
+            return {"elicitation": {params.get("mode", "form"): {}}}
+        case "sampling/createMessage":
+            has_tools = params.get("tools") or params.get("toolChoice")
+            return {"sampling": {"tools": {}} if has_tools else {}}
+        case "roots/list":
+            return {"roots": {}}
+    raise ValueError(
+        "the method of an input request must be elicitation/create, sampling/createMessage or roots/list"
+    )
+
+
 class Raw(Struct, frozen=True):
     """An `InputRequest` in wire form; its answer is returned unchanged."""
 
@@ -278,21 +298,7 @@ class Raw(Struct, frozen=True):
 
     @property
     def requires(self) -> Mapping[str, Any]:
-        params = self.request.get("params", {})
-        match self.request.get("method"):
-            case "elicitation/create":
-                return {"elicitation": {params.get("mode", "form"): {}}}
-            case "sampling/createMessage":
-                return {
-                    "sampling": {"tools": {}}
-                    if params.get("tools") or params.get("toolChoice")
-                    else {}
-                }
-            case "roots/list":
-                return {"roots": {}}
-        raise ValueError(
-            "the method of an input request must be elicitation/create, sampling/createMessage or roots/list"
-        )
+        return required_capability(self.request)
 
     def to_wire(self, problem: str | None = None) -> dict[str, Any]:
         return dict(self.request)
