@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate.settings import HttpConfig, TasksConfig
+from tests.support.sources import sources
 
 ROOT = Path(__file__).parent.parent
 APP = ROOT / "app"
@@ -100,10 +101,10 @@ def annotated() -> Sequence[tuple[str, str, str]]:
 
 
 def parameters() -> Iterator[tuple[str, str, str]]:
-    for path in sorted(APP.rglob("*.py")):
-        where = path.relative_to(APP).as_posix().removeprefix("roundgate/")
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.arg) and isinstance(node.annotation, ast.Name):
+    for source in sources(APP):
+        where = source.path.relative_to(APP).as_posix().removeprefix("roundgate/")
+        for node in source.nodes(ast.arg):
+            if isinstance(node.annotation, ast.Name):
                 yield f"{where}:{node.lineno}", node.arg, node.annotation.id
 
 

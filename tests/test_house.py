@@ -67,9 +67,9 @@ def test_layers() -> None:
 def test_modules_of_the_gateway_that_other_packages_use() -> None:
     used = {
         imported
-        for name, tree in modules().items()
+        for name, module in modules().items()
         if name.startswith("roundgate_")
-        for imported in imports(tree)
+        for imported in imports(module)
         if imported.startswith("roundgate.")
     }
     measured("gateway modules that other packages use", len(used), sorted(used))
@@ -78,8 +78,8 @@ def test_modules_of_the_gateway_that_other_packages_use() -> None:
 def test_modules_that_import_each_other() -> None:
     """Imports inside functions and for types count as well."""
     graph = {
-        name: {imported.removeprefix("roundgate.") for imported in imports(tree)} - {name}
-        for name, tree in modules().items()
+        name: {imported.removeprefix("roundgate.") for imported in imports(module)} - {name}
+        for name, module in modules().items()
     }
     circle: list[str] = []
     try:
@@ -96,8 +96,8 @@ results of each revision."""
 
 def test_a_class_name_means_one_thing() -> None:
     homes = defaultdict(set)
-    for name, tree in modules().items():
-        for node in tree.body:
+    for name, module in modules().items():
+        for node in module.tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].add(name)
     twins = {name: sorted(places) for name, places in sorted(homes.items()) if len(places) > 1}
@@ -108,9 +108,9 @@ def test_a_class_name_means_one_thing() -> None:
 def test_long_functions() -> None:
     found = [
         f"{name}.{node.name}"
-        for name, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and length(node) > 60
+        for name, module in modules().items()
+        for node in module.functions
+        if length(node) > 60
     ]
     measured("functions of more than 60 lines", len(found), found)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.support.sources import Source, source, sources
+
 APP = Path(__file__).parent.parent / "app"
 
 LAYERS = [
@@ -111,29 +113,28 @@ PURE = {
 
 
 @cache
-def modules() -> dict[str, ast.Module]:
+def modules() -> dict[str, Source]:
     """Return each module under its name."""
-    return dict(parsed())
+    found = {
+        ".".join(one.path.relative_to(APP).with_suffix("").parts)
+        .removesuffix(".__init__")
+        .removeprefix("roundgate."): one
+        for one in sources(APP)
+    }
+    return {name: one for name, one in found.items() if name != "roundgate"}
 
 
-def parsed() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(APP.rglob("*.py")):
-        name = (
-            ".".join(path.relative_to(APP).with_suffix("").parts)
-            .removesuffix(".__init__")
-            .removeprefix("roundgate.")
-        )
-        if name != "roundgate":
-            yield name, ast.parse(path.read_text())
-
-
-def imports(tree: ast.Module) -> Iterator[str]:
-    """Yield the full name of each module that is imported, or that a package's `__init__` takes a name from."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (home(node.module, alias.name) for alias in node.names)
+@cache
+def imports(module: Source) -> frozenset[str]:
+    """Return the full name of each module that is imported, or that a package's `__init__` takes a name from."""
+    imported = (alias.name for node in module.nodes(ast.Import) for alias in node.names)
+    taken = (
+        home(node.module, alias.name)
+        for node in module.nodes(ast.ImportFrom)
+        if node.module
+        for alias in node.names
+    )
+    return frozenset([*imported, *taken])
 
 
 def home(module: str, name: str) -> str:
@@ -151,7 +152,7 @@ def exports() -> dict[tuple[str, str], tuple[str, str]]:
     found = {}
     for path in APP.rglob("__init__.py"):
         package = ".".join(path.parent.relative_to(APP).parts)
-        for node in ast.parse(path.read_text()).body:
+        for node in source(path).tree.body:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("roundgate"):
                 for alias in node.names:
                     found[package, alias.asname or alias.name] = (str(node.module), alias.name)
@@ -178,7 +179,7 @@ def test_every_module_has_a_layer() -> None:
 
 def imported() -> Iterator[tuple[str, str]]:
     """Yield each module with the name of each module that it imports."""
-    return ((name, other) for name, tree in modules().items() for other in imports(tree))
+    return ((name, other) for name, module in modules().items() for other in imports(module))
 
 
 def test_modules_import_only_from_their_package_and_from_layers_below() -> None:
@@ -250,11 +251,10 @@ USERS = dict(users())
 
 
 def test_nothing_but_tests_imports_from_tests() -> None:
-    found = {user: set(imports(ast.parse(path.read_text()))) for user, path in USERS.items()}
     assert not [
         user
-        for user, names in found.items()
-        if any(name.partition(".")[0] == "tests" for name in names)
+        for user, path in USERS.items()
+        if any(name.partition(".")[0] == "tests" for name in imports(source(path)))
     ]
 
 
@@ -363,15 +363,15 @@ def test_the_gateway_imports_no_other_package_of_the_distribution() -> None:
     packages = ("roundgate_aws", "roundgate_console", "roundgate_testing")
     found = {
         (name, imported)
-        for name, tree in modules().items()
-        for imported in imports(tree)
+        for name, module in modules().items()
+        for imported in imports(module)
         if imported.startswith(packages) and not name.startswith(packages)
     }
     assert found == set()
 
 
 def test_every_package_says_what_it_is() -> None:
-    assert [name for name, tree in modules().items() if not ast.get_docstring(tree)] == []
+    assert [name for name, module in modules().items() if not ast.get_docstring(module.tree)] == []
 
 
 def test_every_public_name_of_the_package_can_be_imported() -> None:

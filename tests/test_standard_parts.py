@@ -17,7 +17,9 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parents[1]
+from tests.support.documents import ROOT
+from tests.support.sources import Source, source
+
 FOLDERS: Final = ("app", "infra", "scripts", "bench", "examples")
 OURS: Final = frozenset({"roundgate", "tests", "bench", "infra", "examples"})
 ASYNCIO_INTERNALS: Final = "app/roundgate/replay/asyncio_internals.py"
@@ -31,19 +33,24 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
 
 
-class Reader(ast.NodeVisitor):
+class Reader:
     """Collects the places of one module that use a library's private parts or change it."""
 
-    def __init__(self, path: str, source: str) -> None:
+    def __init__(self, path: str, module: Source) -> None:
         self.path = path
         self.found: list[str] = []
         self._libraries: dict[str, str] = {}
         """The dotted name in its library of each name that the module imports."""
-        tree = ast.parse(source)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                self._note_import(node)
-        self.visit(tree)
+        for whole in module.nodes(ast.Import):
+            self._note_import(whole)
+        for part in module.nodes(ast.ImportFrom):
+            self._note_import(part)
+        for attribute in module.nodes(ast.Attribute):
+            self._note_attribute(attribute)
+        for cls in module.nodes(ast.ClassDef):
+            self._note_class(cls)
+        for call in module.nodes(ast.Call):
+            self._note_call(call)
 
     def _note_import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
@@ -86,23 +93,21 @@ class Reader(ast.NodeVisitor):
             return None
         return ".".join([self._libraries[node.id], *reversed(names)])
 
-    def visit_Attribute(self, node: ast.Attribute) -> None:
+    def _note_attribute(self, node: ast.Attribute) -> None:
         dotted = self._dotted(node)
         if dotted and is_private(node.attr) and dotted not in DOCUMENTED:
             self._report(f"uses {dotted}")
         if dotted and not isinstance(node.ctx, ast.Load):
             self._report(f"changes {dotted}")
-        self.generic_visit(node)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+    def _note_class(self, node: ast.ClassDef) -> None:
         bases = [base for base in map(self._dotted, node.bases) if base]
         methods = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
         for base, name in product(bases, filter(is_private, methods)):
             if hasattr(pydoc.locate(base), name):
                 self._report(f"overrides {base}.{name}")
-        self.generic_visit(node)
 
-    def visit_Call(self, node: ast.Call) -> None:
+    def _note_call(self, node: ast.Call) -> None:
         called = node.func.id if isinstance(node.func, ast.Name) else self._dotted(node.func)
         owner = self._dotted(node.args[0]) if node.args else None
         texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
@@ -115,15 +120,14 @@ class Reader(ast.NodeVisitor):
             self._report(f"uses {owner}.{text}")
         elif called == "importlib.import_module" and any(map(is_private, text.split("."))):
             self._report(f"imports {text}")
-        self.generic_visit(node)
 
 
 @cache
-def modules() -> dict[str, str]:
-    """Return the source of each Python file by its path."""
+def modules() -> dict[str, Source]:
+    """Return each Python file by its path."""
     paths = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")))
     return {
-        str(path.relative_to(ROOT)): path.read_text()
+        str(path.relative_to(ROOT)): source(path)
         for path in paths
         if path.is_file() and (path.suffix == ".py" or is_python_script(path))
     }
@@ -137,22 +141,21 @@ def is_python_script(path: Path) -> bool:
 def test_no_library_is_changed_or_used_by_a_private_name() -> None:
     found = {
         place
-        for path, source in modules().items()
+        for path, module in modules().items()
         if path != ASYNCIO_INTERNALS
-        for place in Reader(path, source).found
+        for place in Reader(path, module).found
     }
     assert sorted(found) == []
 
 
-def defined_names(source: str) -> Iterator[str]:
-    """Yield the private names that a module gives to its own attributes, functions and classes."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.attr if isinstance(node, ast.Attribute) else node.id
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value  # __slots__
+def defined_names(module: Source) -> Iterator[str]:
+    """Yield the names that a module gives to its own attributes, functions and classes."""
+    yield from (one.name for one in module.functions)
+    yield from (one.name for one in module.nodes(ast.ClassDef))
+    yield from (one.attr for one in module.nodes(ast.Attribute) if isinstance(one.ctx, ast.Store))
+    yield from (one.id for one in module.nodes(ast.Name) if isinstance(one.ctx, ast.Store))
+    texts = (one.value for one in module.nodes(ast.Constant))  # __slots__
+    yield from (text for text in texts if isinstance(text, str))
 
 
 def is_own(node: ast.expr) -> bool:
@@ -163,15 +166,15 @@ def is_own(node: ast.expr) -> bool:
 
 def test_a_private_attribute_that_is_read_is_our_own() -> None:
     by_folder: dict[Path, set[str]] = defaultdict(set)
-    for path, source in modules().items():
-        by_folder[Path(path).parent].update(defined_names(source))
+    for path, module in modules().items():
+        by_folder[Path(path).parent].update(defined_names(module))
     everywhere = set().union(*by_folder.values())
     found = {
         f"{path}: reads {ast.unparse(node)}"
-        for path, source in modules().items()
+        for path, module in modules().items()
         if path != ASYNCIO_INTERNALS
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Attribute) and is_private(node.attr)
+        for node in module.nodes(ast.Attribute)
+        if is_private(node.attr)
         if node.attr not in (everywhere if is_own(node.value) else by_folder[Path(path).parent])
         if node.attr not in DOCUMENTED_METHODS and ast.unparse(node) not in DOCUMENTED
     }
@@ -201,7 +204,7 @@ def test_a_private_attribute_that_is_read_is_our_own() -> None:
     ],
 )
 def test_what_the_reader_finds(source: str, fact: str) -> None:
-    assert f"m.py: {fact}" in Reader("m.py", source).found
+    assert f"m.py: {fact}" in Reader("m.py", Source(Path("m.py"), source)).found
 
 
 @pytest.mark.parametrize(
@@ -215,4 +218,4 @@ def test_what_the_reader_finds(source: str, fact: str) -> None:
     ],
 )
 def test_what_the_reader_leaves_alone(source: str) -> None:
-    assert Reader("m.py", source).found == []
+    assert Reader("m.py", Source(Path("m.py"), source)).found == []

@@ -7,15 +7,14 @@ A message is a template: "…" stands wherever something is put in.
 from __future__ import annotations
 
 import ast
-import gc
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TypeVar
 
 from tests.support.documents import ROOT
+from tests.support.sources import Source, sources
 
 _LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 
@@ -33,18 +32,17 @@ class Said:
 class Module:
     """One source file."""
 
-    path: Path
-    tree: ast.Module
+    source: Source
 
     def place(self, node: ast.AST) -> str:
         """As a reader finds it: file and line."""
-        return f"{self.path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+        return f"{self.source.path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
-    def calls(self) -> Iterator[tuple[str, ast.Call]]:
+    @cached_property
+    def calls(self) -> list[tuple[str, ast.Call]]:
         """Each call of a name or an attribute, with its last name."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and (name := last_name(node.func)):
-                yield name, node
+        nodes = self.source.nodes(ast.Call)
+        return [(name, node) for node in nodes if (name := last_name(node.func))]
 
     def templates(self, value: ast.expr, depth: int = 5) -> list[str]:
         """The texts that an expression may be; a name is looked up in its function and among the constants of the
@@ -81,19 +79,11 @@ class Module:
                 return [re.sub(r"\{\w*\}", "…", text) for text in self.templates(constant, depth)]
         return []
 
-    @cached_property
-    def _functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-        return [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        ]
-
     def _assigned(self, name: str, used: ast.Name) -> Iterator[ast.expr]:
-        around = _around(used, self._functions)
+        around = _around(used, self.source.functions)
         for function in around[-1:]:
             yield from self._given(name, function)
-        nodes = [node for one in around[-1:] for node in ast.walk(one)] + self.tree.body
+        nodes = [node for one in around[-1:] for node in ast.walk(one)] + self.source.tree.body
         for node in nodes:
             match node:
                 case ast.Assign(targets=[ast.Name(id=found)], value=value) if found == name:
@@ -111,16 +101,14 @@ class Module:
         """What callers in this file give for a parameter."""
         parameters = [one.arg for one in function.args.args if one.arg != "self"]
         if name in parameters and function.name != "__init__":
-            for called, call in self.calls():
+            for called, call in self.calls:
                 if called == function.name:
                     yield from call.args[parameters.index(name) :][:1]
                     yield from (keyword.value for keyword in call.keywords if keyword.arg == name)
 
     def _fields(self, name: str, used: ast.Attribute) -> Iterator[tuple[Module, ast.expr]]:
         """The default of a field of the class around, and what is given for it wherever one is made."""
-        for cls in _around(
-            used, [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
-        )[-1:]:
+        for cls in _around(used, self.source.nodes(ast.ClassDef))[-1:]:
             fields = [
                 one
                 for one in cls.body
@@ -131,14 +119,14 @@ class Module:
                 (self, one.value) for one in fields if ast.unparse(one.target) == name and one.value
             )
             for module in modules() if name in names else ():
-                for called, call in module.calls():
+                for called, call in module.calls:
                     if called == cls.name:
                         given = call.args[names.index(name) :][:1]
                         given += [keyword.value for keyword in call.keywords if keyword.arg == name]
                         yield from ((module, one) for one in given)
 
     def _returned(self, name: str) -> Iterator[ast.expr]:
-        for function in self._functions:
+        for function in self.source.functions:
             if function.name == name:
                 yield from (
                     one.value
@@ -170,11 +158,7 @@ def _holes(text: str) -> str:
 @cache
 def modules() -> tuple[Module, ...]:
     """All of the product."""
-    paths = sorted((ROOT / "app").rglob("*.py"))
-    # What a test before has left is collected first: a finalizer that runs while
-    # 3.11 makes a tree fails it.
-    gc.collect()
-    return tuple(Module(path, ast.parse(path.read_text())) for path in paths)
+    return tuple(map(Module, sources(ROOT / "app")))
 
 
 def logged() -> Iterator[Said]:
@@ -184,8 +168,8 @@ def logged() -> Iterator[Said]:
         AssertionError: one whose text is not in its file, so nobody could look it up.
     """
     for module in modules():
-        loggers = set(_loggers(module))
-        for name, call in module.calls():
+        loggers = set(_loggers(module)) if "getLogger" in module.source.text else ()
+        for name, call in module.calls if loggers else ():
             if (
                 name in _LEVELS
                 and isinstance(call.func, ast.Attribute)
@@ -199,7 +183,7 @@ def logged() -> Iterator[Said]:
 
 
 def _loggers(module: Module) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in (*module.source.nodes(ast.Assign), *module.source.nodes(ast.AnnAssign)):
         match node:
             case ast.Assign(
                 targets=[ast.Name(id=name)], value=ast.Call(func=ast.Attribute(attr="getLogger"))
@@ -214,7 +198,7 @@ def _loggers(module: Module) -> Iterator[str]:
 def measured() -> Iterator[Said]:
     """Every instrument of OpenTelemetry: `kind` is "counter", "histogram" or "gauge"."""
     for module in modules():
-        for name, call in module.calls():
+        for name, call in module.calls if "create_" in module.source.text else ():
             kind = name.removeprefix("create_")
             if name != kind and kind in {"counter", "histogram", "gauge", "up_down_counter"}:
                 yield from (
@@ -244,8 +228,7 @@ def parents() -> dict[str, str]:
     bases = {
         node.name: base.id
         for module in modules()
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.ClassDef)
+        for node in module.source.nodes(ast.ClassDef)
         for base in node.bases[:1]
         if isinstance(base, ast.Name)
     }
@@ -287,12 +270,12 @@ def _told() -> Iterator[Said]:
 def _tellings(module: Module) -> Iterator[tuple[str, ast.Call]]:
     """Calls that make an error, each with its class; a class of this file that becomes another counts as that."""
     become = dict(_translations(module))
-    for name, call in module.calls():
+    for name, call in module.calls:
         if name in parents():
             yield name, call
         elif name in become:
             yield become[name], call
-        elif ast.unparse(call.func) == "ToolResult.error":
+        elif name == "error" and ast.unparse(call.func) == "ToolResult.error":
             yield "ToolError", call
         elif name == "error_response" and isinstance(
             call.args[1], ast.UnaryOp
@@ -302,7 +285,7 @@ def _tellings(module: Module) -> Iterator[tuple[str, ast.Call]]:
 
 def _translations(module: Module) -> Iterator[tuple[str, str]]:
     """Classes that are caught to raise an error with their text: `except Broken as it: raise BackendError(str(it))`."""
-    for node in ast.walk(module.tree):
+    for node in module.source.nodes(ast.ExceptHandler):
         match node:
             case ast.ExceptHandler(type=ast.Name(id=caught), name=str() as name) if (
                 caught not in parents()
@@ -318,8 +301,8 @@ def _translations(module: Module) -> Iterator[tuple[str, str]]:
 def _texts_of_classes() -> Iterator[Said]:
     """What classes say that put their text together themselves."""
     for module in modules():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.ClassDef) and node.name in parents():
+        for node in module.source.nodes(ast.ClassDef):
+            if node.name in parents():
                 calls = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
                 composed = [one for one in calls if ast.unparse(one.func) == "super().__init__"]
                 texts = [
