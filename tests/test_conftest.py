@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import sources
+
 CONFTEST = Path(__file__).with_name("conftest.py")
 CLIENTS = {"AsyncClient", "Client", "delete", "get", "post", "put", "request", "stream"}
 KEEPS = """
@@ -52,9 +54,7 @@ def test_that_keeps_what_cannot_be_deleted():
 def test_what_outlives_its_module_fails_the_run(
     tmp_path: Path, workers: int, keeps: str, status: int, told: str
 ) -> None:
-    (tmp_path / "pytest.ini").write_text(
-        "[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n"
-    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     tests = tmp_path / "tests"
     tests.mkdir()
     (tests / "conftest.py").write_text(CONFTEST.read_text())
@@ -62,9 +62,9 @@ def test_what_outlives_its_module_fails_the_run(
     (tests / "test_b.py").write_text(DROPS)
     environ = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", f"{workers}", "tests"],
+        [sys.executable, "-m", "pytest", "-p", "xdist", "-n", f"{workers}", "tests"],
         cwd=tmp_path,
-        env=environ,
+        env=environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
     )
@@ -74,12 +74,12 @@ def test_what_outlives_its_module_fails_the_run(
 
 
 def test_each_client_of_httpx_has_a_time_out_of_its_own() -> None:
-    sources = {path: path.read_text() for path in CONFTEST.parent.rglob("*.py")}
-    for path in [path for path, source in sources.items() if "httpx" in source]:
-        for call in ast.walk(ast.parse(sources[path])):
+    for source in sources(CONFTEST.parent):
+        for call in source.nodes(ast.Call) if "httpx" in source.text else ():
             match call:
                 case ast.Call(ast.Attribute(ast.Name("httpx" | "httpx2"), name), _, keywords) if (
                     name in CLIENTS
                 ):
                     given = {keyword.arg for keyword in keywords}
-                    assert given & {"timeout", "transport"}, f"{path}:{call.lineno}: timeout=60"
+                    at = f"{source.path}:{call.lineno}"
+                    assert given & {"timeout", "transport"}, f"{at}: timeout=60"
