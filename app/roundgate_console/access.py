@@ -102,7 +102,7 @@ class ConsoleAccess:
         except (AuthError, Unavailable) as error:
             answer = self._failure(request, error)
         body = scope.pop(_BODY, None)
-        inner = receive if body is None else _replay(body, receive)
+        inner = receive if body is None else replay(body, receive)
         await (self._app if answer is None else answer)(scope, inner, send)
 
     def _path(self, path: str) -> str | None:
@@ -151,7 +151,7 @@ class ConsoleAccess:
         """Return the operator who sends a request, or `None`."""
         console, authorization = self._console, request.headers.get("authorization", "")
         if authorization.lower().startswith("bearer ") and console.config.auth != "none":
-            principal = await console.authenticate(authorization.encode("latin-1"))
+            principal = await console.verifier.principal(authorization.encode("latin-1"))
             console.check_operator(principal)
             return Operator(principal)
         name = cookie_name(console.using.public_url, request)
@@ -192,7 +192,7 @@ class ConsoleAccess:
         return response
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """Return a function that receives a body that has been read, and then the end of the
     connection."""
     parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

@@ -21,6 +21,7 @@ from roundgate.errors import BadAnswer, ParseError
 from roundgate.http.exchange import exchange_of
 from roundgate.observability.tracing import Correlation
 from roundgate.version import VERSION
+from roundgate_console.access import replay
 
 REVISION: Final = "2026-07-28"
 CAPABILITIES: Final[Mapping[str, Any]] = {
@@ -111,13 +112,7 @@ async def _post(
         "root_path": "",
         "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers],
     }
-    parts: list[Message] = [
-        {"type": "http.request", "body": json.encode(message), "more_body": False}
-    ]
     status, chunks, correlation = 0, list[bytes](), Correlation()
-
-    async def receive() -> Message:
-        return parts.pop() if parts else await request.receive()
 
     async def send(sent: Message) -> None:
         nonlocal status, correlation
@@ -126,7 +121,7 @@ async def _post(
         else:
             chunks.append(sent.get("body", b""))
 
-    await serves(scope, receive, send)
+    await serves(scope, replay(json.encode(message), request.receive), send)
     return status, b"".join(chunks), correlation
 
 

@@ -171,15 +171,6 @@ class Console:
         """Return whether pages show the arguments, answers and results of calls."""
         return self.settings.show_values
 
-    async def authenticate(self, authorization: bytes | None) -> Principal:
-        """Return the caller with a value of the Authorization header.
-
-        Raises:
-            AuthError: the token is invalid.
-            Unavailable: the keys that verify it cannot be read.
-        """
-        return await self.verifier.principal(authorization)
-
     def check_operator(self, principal: Principal) -> None:
         """Check that a caller with a token is an operator.
 

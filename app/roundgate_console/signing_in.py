@@ -91,7 +91,7 @@ class _Pages:
         fields = {name: values[0] for name, values in form_of(request).items()}
         token = fields.get("token", "").strip().encode("utf-8", "replace")
         try:
-            principal = await console.authenticate(b"Bearer " + token)
+            principal = await console.verifier.principal(b"Bearer " + token)
             console.check_operator(principal)
         except (AuthError, Unavailable) as error:
             text = tell_refusal(request, error)
