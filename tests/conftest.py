@@ -85,7 +85,6 @@ def files_of_store() -> dict[Path, int]:
 
 def pytest_collection_finish() -> None:
     """Exempt collected tests from garbage collection, which then takes milliseconds."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
