@@ -29,11 +29,12 @@ from tests.support.long import is_long
 SEEDS = 10 if is_long() else 3
 """Worlds of each profile."""
 MUTANT_SEEDS = 60
+"""Worlds that may show a mutant, from the first of its profile that is known to."""
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_promise_holds_whatever_dies_stands_still_or_goes_unanswered(profile: str) -> None:
-    worlds = _run_all(profile, SEEDS)
+    worlds = _run_all(profile, range(SEEDS))
     assert all(ran.counts["claims"] >= PROFILES[profile].tasks // 2 for ran in worlds)
 
 
@@ -62,6 +63,7 @@ class Mutant:
     instead: Callable[..., Any]
     profile: str
     noticed: str
+    first_seed: int = 0
 
 
 def _holds_without_fence(record: TaskRecord, fence: int) -> bool:
@@ -137,6 +139,7 @@ MUTANTS = {
         _holds_without_fence,
         "stops",
         "has been claimed since|is remembered twice|twice though",
+        6,
     ),
     "no status in the condition": Mutant(
         machine, "holds", _holds_without_status, "cancels", "is over and was changed"
@@ -150,24 +153,25 @@ MUTANTS = {
         _work_without_tail,
         "stops",
         "begins though it is remembered|is remembered twice|is gone|failed with|not over",
+        1,
     ),
     "no look at the lease before a step": Mutant(
-        Turn, "admit", _admit_without_look, "stops", "which is somebody else's"
+        Turn, "admit", _admit_without_look, "stops", "which is somebody else's", 9
     ),
     "a lapsed lease is taken without regard to clocks": Mutant(
-        Worker, "claim", _claim_without_skew, "clocks", "took a lease that held"
+        Worker, "claim", _claim_without_skew, "clocks", "took a lease that held", 9
     ),
     "innocents are blamed": Mutant(
         StoredTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"
     ),
     "a worker that went on does not ask the row": Mutant(
-        Turn, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
+        Turn, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's", 9
     ),
     "what waits does not look whether it was delivered meanwhile": Mutant(
-        machine, "_wait", _wait_without_look, "events", "not over"
+        machine, "_wait", _wait_without_look, "events", "not over", 3
     ),
     "a delivery wakes nobody": Mutant(Mark, "parse", _parse_without_wait, "events", "not over"),
-    "nobody sweeps": Mutant(Sweep, "sweep", _sweep_nothing, "everything", "not over"),
+    "nobody sweeps": Mutant(Sweep, "sweep", _sweep_nothing, "everything", "not over", 3),
 }
 
 
@@ -175,8 +179,8 @@ MUTANTS = {
 def test_the_model_notices(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutant.owner, mutant.name, mutant.instead)
     with pytest.raises(Wrong, match=mutant.noticed):
-        _run_all(mutant.profile, MUTANT_SEEDS)
+        _run_all(mutant.profile, range(mutant.first_seed, mutant.first_seed + MUTANT_SEEDS))
 
 
-def _run_all(profile: str, seeds: int) -> list[Ran]:
-    return [run(seed, profile) for seed in range(seeds)]
+def _run_all(profile: str, seeds: range) -> list[Ran]:
+    return [run(seed, profile) for seed in seeds]
