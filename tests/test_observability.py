@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from roundgate.auth import Principal
+from roundgate_console.timeline import MAPPERS
 from tests.support.documents import ROOT
 from tests.support.said import Said, logged, measured
 
@@ -40,6 +41,11 @@ def test_every_message_of_the_log_is_in_the_documentation() -> None:
         "| `{}` | `{}` | when, and what to do |",
         "appendix-messages.md",
     )
+
+
+def test_each_message_with_a_moment_of_its_own_in_the_console_is_one_of_the_log() -> None:
+    """A message that is reworded would become a note in a line of time."""
+    assert MAPPERS.keys() <= {said.template for said in logged()}
 
 
 def test_every_metric_is_in_the_documentation() -> None:

@@ -11,8 +11,7 @@ from roundgate.operators.continuing import StepDone
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef
 from roundgate_console.recent import RecentEvent
-from roundgate_console.timeline import MAPPERS, MomentKind, Tone, make_timeline
-from tests.support.said import logged
+from roundgate_console.timeline import MomentKind, Tone, make_timeline
 
 RECORD = TaskRecord(
     ref=TaskRef("uOwner", "ID"),
@@ -226,11 +225,6 @@ def test_an_expired_task_says_so() -> None:
 def test_an_entry_without_an_event_has_no_time() -> None:
     moments = make_timeline([], RECORD, [DONE], 5_000)
     assert [moment.at_ms for moment in moments] == [1_000, None, 1_000, 90_000]
-
-
-def test_each_message_with_a_moment_of_its_own_is_one_of_the_log() -> None:
-    """A message that is reworded would become a note."""
-    assert MAPPERS.keys() <= {said.template for said in logged()}
 
 
 def test_a_round_comes_before_its_steps_although_its_begin_was_computed_late() -> None:
