@@ -10,44 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from roundgate import Context, SyncContext, tool
 from roundgate.errors import Diverged
 from roundgate.settings.sections import TaskMode
 from roundgate_testing import Gateway, crashes
+from tests.roundgate_testing.orders import Confirm, order, order_as_task, outbox, send
 from tests.support.rounds import names_in
-
-outbox: list[str] = []
-
-
-class Confirm(BaseModel):
-    go: bool
-
-
-def send(what: str) -> str:
-    outbox.append(what)
-    return what
-
-
-async def _order(ctx: Context, number: int) -> str:
-    await ctx.step("charge", send, f"charge {number}")
-    answer = await ctx.elicit("confirm", "Ship it?", Confirm)
-    await ctx.sleep(600)
-    return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
-
-
-@tool
-async def order(ctx: Context, number: int) -> str:
-    await ctx.step("charge", send, f"charge {number}")
-    answer = await ctx.elicit("confirm", "Ship it?", Confirm)
-    return str(await ctx.step("ship", send, f"ship {number} {answer.go}"))
-
-
-@tool(task="required")
-async def order_as_task(ctx: Context, number: int) -> str:
-    return await _order(ctx, number)
-
 
 GO = {"confirm": {"go": True}}
 AUTH = {"issuer": "https://issuer.test", "jwks_url": "https://issuer.test/keys"}
