@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,8 +74,13 @@ _Dumper.add_representer(str, _with_lines)
 
 def load(path: Path) -> dict[str, Any]:
     """Return the content of a template, with long forms and without shared values."""
-    content: dict[str, Any] = json.loads(json.dumps(yaml.load(path.read_text("utf-8"), _Loader)))
+    content: dict[str, Any] = json.loads(_json(path.read_text("utf-8")))
     return content
+
+
+@lru_cache(maxsize=16)
+def _json(text: str) -> str:
+    return json.dumps(yaml.load(text, _Loader))
 
 
 def dump(source: Mapping[str, Any]) -> str:

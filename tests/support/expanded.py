@@ -20,10 +20,15 @@ from tests.support.dynamodb import ROOT
 PYTHON = ROOT / ".cache/template/bin/python"
 
 
-def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A module of `infra.template`; tests are skipped where its tools are not installed."""
+def need_tools() -> None:
+    """Skip the test where the tools are not installed."""
     if not (ROOT / ".cache/template/.stamp").exists():
         pytest.skip("what expands the template is not installed: scripts/template --install")
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of `infra.template`."""
+    need_tools()
     command = [str(PYTHON), "-m", f"infra.template.{module}", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -36,6 +41,7 @@ def expanded(api: str = parts.HTTP) -> dict[str, Any]:
 
 def expansion(source: dict[str, Any], *options: str) -> dict[str, Any]:
     """A template, expanded."""
+    need_tools()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "template.yaml")
         path.write_text(parts.dump(source), "utf-8")
