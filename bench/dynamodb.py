@@ -29,6 +29,13 @@ class Emulator:
 
         return boto3.Session("test", "test", region_name="eu-central-1")
 
+    @cached_property
+    def _client(self) -> Any:
+        return self.client()
+
+    def close(self) -> None:
+        self._client.close()
+
     def client(self, **config: Any) -> Any:
         """Return boto3's client. The names in `config` override the deployed settings."""
         from botocore.config import Config
@@ -38,20 +45,16 @@ class Emulator:
 
     def items(self, name: str) -> list[dict[str, Any]]:
         """Return every row of a table."""
-        client = self.client()
-        pages = client.get_paginator("scan").paginate(TableName=name, ConsistentRead=True)
-        rows = [item for page in pages for item in page["Items"]]
-        client.close()
-        return rows
+        pages = self._client.get_paginator("scan").paginate(TableName=name, ConsistentRead=True)
+        return [item for page in pages for item in page["Items"]]
 
     @contextmanager
     def table(self) -> Iterator[str]:
         """Create a table; yield its name."""
-        client, name = self.client(), f"test-{uuid.uuid4()}"
-        create_table(client, name)
+        name = f"test-{uuid.uuid4()}"
+        create_table(self._client, name)
         yield name
-        client.delete_table(TableName=name)
-        client.close()
+        self._client.delete_table(TableName=name)
 
     def open(self, name: str, make_client: Callable[[], Any] | None = None) -> Table:
         """Return a table with its own client, as in another process."""
@@ -71,4 +74,6 @@ def why_not() -> str | None:
 def emulator(shared: Path) -> Iterator[Emulator]:
     """Yield the emulator that all processes with the same directory share."""
     with dynamodb_local(shared) as url:
-        yield Emulator(url)
+        running = Emulator(url)
+        yield running
+        running.close()

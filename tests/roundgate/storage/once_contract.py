@@ -35,25 +35,31 @@ class SpawnClaims(Protocol):
 
 
 _CLAIM = """
-import asyncio, sys
+import asyncio, multiprocessing, sys
 from pathlib import Path
 from roundgate.clock import Clock
 from roundgate.storage.ports import OnceStore
 IMPORTS
 
-*place, token_id, claims, me = sys.argv[1:]
+*place, token_id, processes, claims = sys.argv[1:]
 
-async def main():
+async def claim(me):
     sessions = SESSIONS
     store = OnceStore(sessions)
     CONNECT
-    print("ready", flush=True)
-    sys.stdin.readline()  # all begin at once
+    ready.wait()  # all begin at once
     got = await asyncio.gather(*(store.claim(token_id, f"{me}/{n}", 1, 9_000_000_000_000) for n in range(int(claims))))
-    print(*("won" if record is None else record.answers for record in got), sep="\\n")
     await sessions.aclose()
+    return ["won" if record is None else record.answers for record in got]
 
-asyncio.run(main())
+def claim_here(me):
+    return asyncio.run(claim(me))
+
+fork = multiprocessing.get_context("fork")
+ready = fork.Barrier(int(processes), timeout=60)
+with fork.Pool(ready.parties) as pool:
+    for got in pool.map(claim_here, range(ready.parties), chunksize=1):
+        print(*got, sep="\\n")
 """
 
 
@@ -63,32 +69,19 @@ def spawning(
     """Return a function that runs claims in several processes at once.
 
     Args:
-        imports: what a process imports for its store.
-        sessions: the expression of its store, of `place`.
+        imports: what the processes import for their stores.
+        sessions: the expression of a process's store, of `place`.
         place: where the store is.
         connects: whether each process has used the store before the claims begin.
     """
     connect = "await store.read(token_id)" if connects else ""
     code = _CLAIM.replace("IMPORTS", imports).replace("SESSIONS", sessions)
     command = [sys.executable, "-c", code.replace("CONNECT", connect), *place]
-    pipe = subprocess.PIPE
 
     def spawn(token_id: str, processes: int, claims: int) -> list[str]:
-        facts = [*command, token_id, str(claims)]
-        running = [
-            subprocess.Popen([*facts, str(n)], cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
-            for n in range(processes)
-        ]
-        for one in running:
-            assert one.stdout is not None
-            assert one.stdout.readline() == "ready\n"
-        for one in running:
-            assert one.stdin is not None
-            one.stdin.write("go\n")
-            one.stdin.flush()
-        got = [line for one in running for line in one.communicate(timeout=60)[0].splitlines()]
-        assert [one.returncode for one in running] == [0] * processes
-        return got
+        facts = [token_id, str(processes), str(claims)]
+        output = subprocess.check_output([*command, *facts], cwd=ROOT, text=True, timeout=60)
+        return output.splitlines()
 
     return spawn
 

@@ -103,7 +103,7 @@ class TestDynamoDbOnce(once_contract.OnceStoreContract):
     def spawn_claims(self, dynamodb: Emulator, table: str) -> once_contract.SpawnClaims:
         imports = (
             "from roundgate.storage.dynamodb import DynamoDbSessions\n"
-            "from tests.support.dynamodb import Emulator"
+            "from bench.dynamodb import Emulator\nimport boto3"
         )
         sessions = "DynamoDbSessions(Emulator(place[0]).open(place[1]), Clock())"
         return once_contract.spawning(imports, sessions, [dynamodb.url, table])
