@@ -5,8 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import pytest
+
+
+@cache
+def session() -> Any:
+    """Return the tests' session of boto3; each session reads the descriptions of services once."""
+    import boto3
+
+    return boto3.Session("test", "test", region_name="eu-central-1")
 
 
 @contextmanager

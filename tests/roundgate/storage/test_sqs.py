@@ -21,7 +21,7 @@ from tests.roundgate.storage.queue_contract import LetPass
 from tests.support import moto_server
 from tests.support.reopening import reopening
 
-boto3 = pytest.importorskip("boto3")
+pytest.importorskip("boto3")
 
 REF = TaskRef("owner", "id")
 
@@ -31,12 +31,11 @@ class Sqs:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._session = boto3.Session("test", "test", region_name="eu-central-1")
 
     def client(self, **config: Any) -> Any:
         from botocore.config import Config
 
-        return self._session.client(
+        return moto_server.session().client(
             "sqs", endpoint_url=self.url, config=Config(**{**CONFIG, "proxies": {}, **config})
         )
 

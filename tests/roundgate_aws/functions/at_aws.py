@@ -110,9 +110,7 @@ def environ(
     dynamodb: Emulator, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dict[str, str]]:
     """That of both functions, with everything kept where AWS would keep it."""
-    import boto3
-
-    session = boto3.Session("test", "test", region_name=REGION)
+    session = moto_server.session()
     queue = f"tasks-{uuid.uuid4()}"
     session.client("sqs", endpoint_url=endpoint).create_queue(QueueName=queue)
     secret = session.client("secretsmanager", endpoint_url=endpoint).create_secret(
@@ -183,13 +181,9 @@ def begin(functions: Functions, tool: str, **arguments: Any) -> str:
 
 def forget_account(environ: dict[str, str]) -> None:
     """Delete the account of the caller: it has none for a task that an operator has made again."""
-    import boto3
-
     key = {"pk": {"S": f"U#account.{task_owner(LOCAL)}"}, "sk": {"S": "0"}}
     table = environ["GATEWAY_STORE"].removeprefix("dynamodb://")
-    boto3.Session("test", "test", region_name=REGION).client("dynamodb").delete_item(
-        TableName=table, Key=key
-    )
+    moto_server.session().client("dynamodb").delete_item(TableName=table, Key=key)
 
 
 def die(environ: dict[str, str], task_id: str) -> None:

@@ -20,13 +20,14 @@ from roundgate.clock import Clock
 from roundgate_aws import http as lambda_http
 from roundgate_aws import worker as lambda_worker
 from roundgate_aws.template import StackTemplate
-from tests.roundgate_aws.functions.at_aws import REGION, REQUEUE_S, Witness, begin, result, work
+from tests.roundgate_aws.functions.at_aws import REQUEUE_S, Witness, begin, result, work
 from tests.roundgate_aws.functions.at_aws import dynamodb as dynamodb
 from tests.roundgate_aws.functions.at_aws import endpoint as endpoint
 from tests.roundgate_aws.functions.at_aws import environ as environ
 from tests.roundgate_aws.functions.at_aws import functions as functions
 from tests.roundgate_aws.functions.at_aws import witness as witness
 from tests.roundgate_aws.functions.conftest import Functions, LambdaContext, recorded
+from tests.support import moto_server
 from tests.support.cloudwatch import alarms
 from tests.support.rounds import accept, retry
 
@@ -304,8 +305,6 @@ def test_a_log_for_debugging_has_no_keys_and_no_rows(
     environ: dict[str, str], witness: Witness, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """botocore logs requests and answers for debugging, and with them what they contain."""
-    import boto3
-
     environ["GATEWAY_LOG_LEVEL"] = "debug"
     with (
         closing(lambda_http.make_handler(environ)) as http,
@@ -315,7 +314,7 @@ def test_a_log_for_debugging_has_no_keys_and_no_rows(
         ask_once(functions)
         run_task(functions)
     written = "".join(capsys.readouterr())
-    client = boto3.Session("test", "test", region_name=REGION).client("secretsmanager")
+    client = moto_server.session().client("secretsmanager")
     secret = client.get_secret_value(SecretId=environ["GATEWAY_STATE_KEYS_SECRET"])["SecretString"]
     assert '"request"' in written
     assert secret not in written

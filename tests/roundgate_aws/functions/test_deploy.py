@@ -17,11 +17,12 @@ from roundgate_aws import deploying as deploy
 from roundgate_aws import options as deploy_options
 from roundgate_aws import parts
 from roundgate_aws.template import name_deployment
+from tests.support import moto_server
 
-boto3 = pytest.importorskip("boto3")
+pytest.importorskip("boto3")
 
-from botocore.exceptions import ClientError  # noqa: E402
-from botocore.stub import Stubber  # noqa: E402
+from botocore.exceptions import ClientError
+from botocore.stub import Stubber
 
 BUILT = Path(".build/template.yaml")
 UP = {"Architecture": "arm64", "AllowAnonymous": "true", "WorkerConcurrency": "5"}
@@ -182,9 +183,7 @@ class Session:
     region_name = "eu-central-1"
 
     def client(self, name: str) -> Any:
-        made = boto3.client(
-            name, region_name=self.region_name, aws_access_key_id="t", aws_secret_access_key="t"
-        )
+        made = moto_server.session().client(name)
         stub = Stubber(made)
         stub.add_response("get_caller_identity", IDENTITY)
         stub.activate()
@@ -608,7 +607,7 @@ def test_what_has_json_in_it_is_shown_as_json(capfd: pytest.CaptureFixture[str])
 def cloudformation() -> Iterator[Stubber]:
     """boto3's client, with AWS's answers put into its mouth: moto's CloudFormation does not go with
     our pydantic."""
-    client = boto3.Session("test", "test", region_name="eu-central-1").client("cloudformation")
+    client = moto_server.session().client("cloudformation")
     with Stubber(client) as stub:
         yield stub
     client.close()
@@ -659,7 +658,7 @@ def test_the_parameters_of_a_stack_are_found_unless_it_was_never_made(
 def test_the_quota_of_functions_is_known_or_its_check_is_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    client = boto3.Session("test", "test", region_name="eu-central-1").client("lambda")
+    client = moto_server.session().client("lambda")
     with Stubber(client) as stub:
         limit = {
             "AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 900}

@@ -21,9 +21,9 @@ from roundgate.tokens.sealed import KeyRing
 from roundgate_aws.template import StackTemplate
 from tests.support import moto_server
 
-boto3 = pytest.importorskip("boto3")
+pytest.importorskip("boto3")
 
-from infra.rotation import rotate_keys  # noqa: E402
+from infra.rotation import rotate_keys
 
 REGION = "eu-central-1"
 ALL = ("createSecret", "setSecret", "testSecret", "finishSecret")
@@ -94,8 +94,7 @@ class Secret:
 
 @pytest.fixture
 def secret(endpoint: str) -> Secret:
-    session = boto3.Session("test", "test", region_name=REGION)
-    client = session.client("secretsmanager", endpoint_url=endpoint)
+    client = moto_server.session().client("secretsmanager", endpoint_url=endpoint)
     how = StackTemplate({}, {}).properties("StateKeys")["GenerateSecretString"]
     made = client.get_random_password(**how)["RandomPassword"]
     return Secret(

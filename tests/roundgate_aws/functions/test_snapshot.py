@@ -59,7 +59,7 @@ class Snapshot:
 
 @pytest.fixture
 def snapshot(tmp_path: Path, dynamodb: Emulator) -> Iterator[Snapshot]:
-    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("boto3")
     config = write_config(tmp_path)
     name = f"snapshot-{uuid.uuid4()}"  # of the table, the queue and the secret
     with ExitStack() as stack:
@@ -86,7 +86,7 @@ def snapshot(tmp_path: Path, dynamodb: Emulator) -> Iterator[Snapshot]:
         process = stack.enter_context(started(environ))
         stack.callback(process.kill)
         made = Snapshot(process)  # and only now there is anything that it could have read
-        session = boto3.Session("test", "test", region_name="eu-central-1")
+        session = moto_server.session()
         session.client("secretsmanager", endpoint_url=moto).create_secret(
             Name=name, SecretString=KEYS
         )
