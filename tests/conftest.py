@@ -117,6 +117,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             warnings.simplefilter("always")
             gc.unfreeze()
             gc.collect()
+            gc.freeze()  # pytest collects several times more
     finally:
         sys.unraisablehook = before
     left += [f"{each.category.__name__}: {each.message}" for each in caught]
