@@ -18,6 +18,7 @@ from roundgate_aws.machine import reserved_port
 from roundgate_testing import Gateway
 from tests.support.authorization_server import CLIENT, Issuer
 from tests.support.authorization_server import running as running_issuer
+from tests.support.command import roundgate
 from tests.support.documents import ROOT, blocks, run, shown
 from tests.support.server import running
 
@@ -112,12 +113,19 @@ def test_the_official_client_uses_everything_that_the_quickstart_serves(port: in
     )
 
 
+def checked(config: Path) -> str:
+    """Return what `roundgate check` prints of a configuration without problems."""
+    ran = roundgate("check", config)
+    assert ran.status == 0, ran.err
+    return ran.out
+
+
 def test_the_configuration_of_the_readme_serves_its_tool(tmp_path: Path) -> None:
     (tools,) = [block for block in blocks(README, "python") if block.startswith("# tools.py")]
     (config,) = blocks(README, "yaml")
     (tmp_path / "tools.py").write_text(tools)
     (tmp_path / "gateway.yaml").write_text(config)
-    listed = run(sys.executable, "-m", "roundgate.cli", "check", str(tmp_path / "gateway.yaml"))
+    listed = checked(tmp_path / "gateway.yaml")
     assert "shop__stock" in listed
     assert "orders__get" in listed
 
@@ -127,7 +135,7 @@ def test_the_functions_of_the_guide_can_be_served(tmp_path: Path) -> None:
     (tmp_path / "gateway.yaml").write_text(
         "backends: [{kind: python, name: guide, path: guide.py}]"
     )
-    listed = run(sys.executable, "-m", "roundgate.cli", "check", str(tmp_path / "gateway.yaml"))
+    listed = checked(tmp_path / "gateway.yaml")
     assert all(
         name in listed for name in ("guide__weather", "guide__translate", "shop://orders/{number}")
     )
@@ -142,7 +150,7 @@ def test_the_handlers_of_the_guide_to_rounds_can_be_served(tmp_path: Path) -> No
         for n in range(len(snippets))
     ]
     (tmp_path / "gateway.yaml").write_text(f"backends: [{', '.join(listed)}]")
-    printed = run(sys.executable, "-m", "roundgate.cli", "check", str(tmp_path / "gateway.yaml"))
+    printed = checked(tmp_path / "gateway.yaml")
     assert all(
         name in printed for name in ("deploy", "order", "quote", "survey", "greet", "add_up")
     )

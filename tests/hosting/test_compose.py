@@ -30,7 +30,6 @@ from roundgate.settings.process import Settings
 from roundgate_aws.machine import reserved_port
 from tests.hosting.schemas import fits
 from tests.support.documents import ROOT
-from tests.support.postgresql import postgresql as postgresql
 from tests.support.postgresql import postgresql_server as postgresql_server
 from tests.support.server import end, start
 
@@ -135,12 +134,17 @@ class Running:
     """The addresses at which Prometheus finds each service."""
 
 
-@pytest.fixture
-def services(postgresql: Database, tmp_path: Path) -> Iterator[Running]:
-    subprocess.run([shutil.copy(HERE / "secrets.sh", tmp_path)], check=True)
-    url = tmp_path / "secrets/database_url"
+@pytest.fixture(scope="module")
+def services(
+    postgresql_server: Database, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """All services; the workers leave with exit status 0 at the end."""
+    postgresql_server.empty()
+    folder = tmp_path_factory.mktemp("services")
+    subprocess.run([shutil.copy(HERE / "secrets.sh", folder)], check=True)
+    url = folder / "secrets/database_url"
     url.chmod(0o644)
-    url.write_text(postgresql.url)
+    url.write_text(postgresql_server.url)
     with ExitStack() as stack:
         running = Running([], [], {"gateway": [], "worker": []})
         for name in ("gateway", "worker"):
@@ -148,8 +152,8 @@ def services(postgresql: Database, tmp_path: Path) -> Iterator[Running]:
                 port, metrics = (str(stack.enter_context(reserved_port())) for _ in range(2))
                 process = start(
                     [port if word == "8080" else word for word in command(name)],
-                    tmp_path / f"{name}-{number}.log",
-                    environment(name, tmp_path / "secrets")
+                    folder / f"{name}-{number}.log",
+                    environment(name, folder / "secrets")
                     | {
                         "OTEL_EXPORTER_PROMETHEUS_HOST": "127.0.0.1",
                         "OTEL_EXPORTER_PROMETHEUS_PORT": metrics,
@@ -164,6 +168,9 @@ def services(postgresql: Database, tmp_path: Path) -> Iterator[Running]:
         for gateway in running.gateways:
             wait_until_it_answers(f"{gateway}/readyz")
         yield running
+        for worker in running.workers:
+            worker.terminate()
+        assert [worker.wait(60) for worker in running.workers] == [0, 0]
 
 
 def command(name: str) -> list[str]:
@@ -211,9 +218,6 @@ async def use(running: Running) -> None:
 
 def test_gateways_and_workers_share_the_work(services: Running) -> None:
     asyncio.run(use(services))
-    for worker in services.workers:
-        worker.terminate()
-    assert [worker.wait(60) for worker in services.workers] == [0, 0]
 
 
 def queries() -> Iterator[str]:
