@@ -11,7 +11,6 @@ import pytest
 from jsonschema_rs import Draft202012Validator, meta
 
 from roundgate import config
-from roundgate.cli import main
 from roundgate.config import GatewayConfig
 from roundgate.errors import ConfigError
 from roundgate.settings import yaml_file
@@ -25,25 +24,23 @@ CONFIGURATIONS = [
 ]
 
 
-@pytest.fixture
-def schema(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The exported schema."""
-    assert main(["schema"]) == 0
-    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    """The schema, which the command prints and nothing else."""
+    ran = roundgate("schema")
+    assert (ran.status, ran.err) == (0, "")
+    printed: dict[str, Any] = json.loads(ran.out)
     return printed
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def complaints(schema: dict[str, Any]) -> Callable[[Any], list[str]]:
     """What an editor has against a file."""
     validator = Draft202012Validator(schema)
     return lambda value: [error.message for error in validator.iter_errors(value)]
 
 
-def test_the_command_prints_a_valid_schema_and_nothing_else() -> None:
-    ran = roundgate("schema")
-    assert (ran.status, ran.err) == (0, "")
-    schema = json.loads(ran.out)
+def test_the_command_prints_a_valid_schema_and_nothing_else(schema: dict[str, Any]) -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert meta.is_valid(schema)
 
