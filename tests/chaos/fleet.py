@@ -6,6 +6,8 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,7 +16,6 @@ from pathlib import Path
 
 from bench.postgresql import Server
 from roundgate_aws.machine import reserved_port
-from tests.support.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 DATABASE_PART = 1 / 3
@@ -30,12 +31,19 @@ class Member:
     environment: Mapping[str, str]
     log: Path
     port: int | None = None
-    process: Forked | None = None
+    process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Begin a life."""
-        environment = {**os.environ, **self.environment}
-        self.process = Forked(self.arguments, environment, self.log.parent, self.log)
+        with self.log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "roundgate.cli", *self.arguments],
+                cwd=self.log.parent,
+                env={**os.environ, **self.environment},
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
 
     def kill(self) -> None:
         """End it, as a power cut would."""

@@ -17,9 +17,10 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -45,7 +46,6 @@ from tests.chaos.fleet import ROOT, Fleet, Member
 from tests.chaos.orders import table
 from tests.chaos.tasks import store, stores
 from tests.support import wire
-from tests.support.forked import Forked
 from tests.support.sessions import BOTH, calling, opening
 
 PROGRAM: Final = ROOT / "tests/support/sdk_program.py"
@@ -84,13 +84,15 @@ class Upstream:
     name: str
     notes: Path
     port: int
-    process: Forked | None = None
+    process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Begin a life, and wait until it listens."""
-        arguments = [str(self.port), str(self.notes), *SERVERS[self.name]]
-        log = self.notes.with_suffix(".log")
-        self.process = Forked(arguments, os.environ, ROOT, log, program=PROGRAM)
+        command = [sys.executable, str(PROGRAM), str(self.port), str(self.notes)]
+        with self.notes.with_suffix(".log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *SERVERS[self.name]], stdout=log, stderr=log, start_new_session=True
+            )
         until_s = time.monotonic() + PATIENCE_S
         while not is_listening(self.port):
             if time.monotonic() > until_s:
