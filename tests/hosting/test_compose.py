@@ -198,7 +198,7 @@ def environment(name: str, secrets: Path) -> dict[str, str]:
 
 
 def wait_until_it_answers(url: str) -> httpx.Response:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while True:
         try:
             return httpx.get(url, timeout=60).raise_for_status()
