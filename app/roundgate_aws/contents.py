@@ -268,7 +268,9 @@ class _Gathering:
     def _offer(self, path: Path, why: str, *, only_python: bool = False) -> None:
         """Take a file unless its name, an ignore file or its kind excludes it."""
         relative = self._relative(path)
-        if relative is None or relative in self._ignored or _is_useless(relative):
+        if relative is None or relative in self._ignored:
+            return
+        if any(fnmatchcase(part, pattern) for part in relative.parts for pattern in _NEVER):
             return
         if path.resolve() == self._config:  # packed as gateway.json, without comments
             return
@@ -316,10 +318,6 @@ def _is_package(folder: Path) -> bool:
         return False
     installed = find_spec(folder.name)
     return (installed is None or installed.origin is None) and any(folder.rglob("*.py"))
-
-
-def _is_useless(path: PurePosixPath) -> bool:
-    return any(fnmatchcase(part, pattern) for part in path.parts for pattern in _NEVER)
 
 
 @dataclass(frozen=True, slots=True)

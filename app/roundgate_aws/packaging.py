@@ -163,7 +163,8 @@ def package(planned: PackagePlan, out: Path, say: Callable[[str], None] = print)
             raise ConfigError(list({str(problem): problem for problem in problems}.values()))
         for function in FUNCTIONS:
             staging = Path(temporary) / function.name
-            size, zipped = _size(staging), pack(staging, Path(f"{staging}.zip"))
+            size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+            zipped = pack(staging, Path(f"{staging}.zip"))
             say(
                 f"{function.name}.zip  {planned.arch}  {zipped / 1e6:6.1f} MB, {size / 1e6:6.1f} MB unpacked"
             )
@@ -264,10 +265,6 @@ def compile_code(staging: Path) -> None:
     paths = ["-s", str(staging), "-p", "/var/task", str(staging)]
     command = [str(python), "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash"]
     subprocess.run([*command, *paths], check=True, env={**os.environ, "PYTHONHASHSEED": "0"})
-
-
-def _size(staging: Path) -> int:
-    return sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
 
 
 def pack(staging: Path, target: Path) -> int:

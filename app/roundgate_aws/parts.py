@@ -64,8 +64,7 @@ def _with_short_form(dumper: _Dumper, value: dict[str, Any]) -> yaml.Node:
 
 
 def _with_lines(dumper: _Dumper, value: str) -> yaml.Node:
-    style = "|" if "\n" in value else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, "|" if "\n" in value else None)
 
 
 _Dumper.add_representer(dict, _with_short_form)
