@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ class Keeping:
         message = {"jsonrpc": "2.0", "id": self.call_id, "result": text("done")}
         return event(message, str(number))
 
+    @property
+    def positions(self) -> list[str]:
+        """`resumed` without repetitions, because a stream that is silent for 0.25 s, as on a busy machine, is resumed
+        again after the same event."""
+        return [position for position, _ in groupby(self.resumed)]
+
     def count(self, rpc: str) -> int:
         """How many requests of a method there were."""
         assert self.server is not None
@@ -113,11 +120,12 @@ async def test_a_call_continues_after_the_last_event_at_another_replica(tmp_path
         asked = await call(one, "t")
         ends = keeping.count("DELETE")
         assert said(await again(two, "t", asked, ADA)) == "done"
-        assert keeping.resumed == ["2"]
+        assert keeping.positions == ["2"]
 
         await until(1, lambda: keeping.count("DELETE") - ends)  # the session, once the call is over
+        resumed = len(keeping.resumed)
         assert said(await again(one, "t", asked, ADA)) == "done"  # from its row
-    assert keeping.resumed == ["2"]
+    assert len(keeping.resumed) == resumed
     assert keeping.count("tools/call") == 1
 
 
@@ -125,7 +133,7 @@ async def test_a_result_that_was_lost_before_an_event_without_data_arrives(tmp_p
     progress = {"method": "notifications/progress", "params": {"progressToken": 1, "progress": 1}}
 
     def go_on(n: int, asked: Asked) -> Any:
-        if n == 0:
+        if asked.headers["last-event-id"] == "2":
             return keeping.stream(event({"jsonrpc": "2.0", **progress}, "3"), event(None, "5"))
         is_before = asked.headers["last-event-id"] == "3"
         return keeping.stream(*([keeping.result(4)] if is_before else []))
@@ -134,7 +142,7 @@ async def test_a_result_that_was_lost_before_an_event_without_data_arrives(tmp_p
     async with served(tmp_path, keeping) as (one, two):
         asked = await call(one, "t")
         assert said(await again(two, "t", asked, ADA)) == "done"
-    assert keeping.resumed == ["2", "3"]
+    assert keeping.positions == ["2", "3"]
 
 
 async def test_a_stream_is_opened_again_while_it_is_busy_silent_or_at_its_end(
@@ -149,7 +157,7 @@ async def test_a_stream_is_opened_again_while_it_is_busy_silent_or_at_its_end(
                 return None
             case 3:
                 return keeping.stream()
-            case 4:
+            case _ if asked.headers["last-event-id"] == "2":
                 return keeping.stream(event({}, "3"), event(other, "4"), stays=False)
         return keeping.stream(event(question(1), "2"), keeping.result(5))
 
@@ -157,7 +165,8 @@ async def test_a_stream_is_opened_again_while_it_is_busy_silent_or_at_its_end(
     async with served(tmp_path, keeping) as (one, two):
         asked = await call(one, "t")
         assert said(await again(two, "t", asked, ADA)) == "done"
-    assert keeping.resumed == ["2", "2", "2", "2", "2", "4"]
+    assert keeping.resumed[:5] == ["2"] * 5
+    assert keeping.positions == ["2", "4"]
     assert keeping.count("(answer)") == 1
 
 
@@ -229,11 +238,17 @@ async def test_a_request_that_is_not_answered_yet_is_read_again(tmp_path: Path) 
             await asyncio.sleep(60)
         return http(202)
 
-    begin = [event(None, "1"), event(question(0, "ping"), "2"), event(question(1), "3")]
+    ping, asks = event(question(0, "ping"), "2"), event(question(1), "3")
+
+    async def begin() -> AsyncIterator[bytes]:
+        yield STREAM_HEAD + event(None, "1") + ping
+        while not answers:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        yield asks
+        await asyncio.sleep(60)
+
     keeping = Keeping(
-        begin,
-        lambda n, asked: keeping.stream(*begin[1:], keeping.result(4)),
-        answered,
+        begin, lambda n, asked: keeping.stream(ping, asks, keeping.result(4)), answered
     )
     async with served(tmp_path, keeping) as (one, two):
         assert said(await again(two, "t", await call(one, "t"), ADA)) == "done"
@@ -243,9 +258,9 @@ async def test_a_request_that_is_not_answered_yet_is_read_again(tmp_path: Path) 
 
 async def test_further_questions_are_further_rounds(tmp_path: Path) -> None:
     def go_on(n: int, asked: Asked) -> Any:
-        if n == 0:
+        if asked.headers["last-event-id"] == "2":
             return keeping.stream(event(question(2), "3"), event(question(3), "4"))
-        return keeping.stream(keeping.result(5))
+        return keeping.stream(*([keeping.result(5)] if keeping.count("(answer)") == 3 else []))
 
     keeping = Keeping(ASKS, go_on)
     async with served(tmp_path, keeping) as (one, two):
@@ -253,7 +268,7 @@ async def test_further_questions_are_further_rounds(tmp_path: Path) -> None:
         second = await again(two, "t", first, ADA)
         assert list(second["result"]["inputRequests"]) == ["question-2", "question-3"]
         assert said(await again(one, "t", second, ADA, BOB)) == "done"
-    assert keeping.resumed == ["2", "4"]
+    assert keeping.positions == ["2", "4"]
     assert keeping.server is not None
     answers = [each.message for each in keeping.server.asked if each.rpc == "(answer)"]
     assert [each["id"] for each in answers] == ["q1", "q2", "q3"]
@@ -277,7 +292,7 @@ async def test_questions_after_the_time_for_answers_are_cancelled_at_once(tmp_pa
     assert keeping.server is not None
     answers = [each.message for each in keeping.server.asked if each.rpc == "(answer)"]
     assert [each["result"] for each in answers] == [{"action": "cancel"}] * 2
-    assert len(keeping.resumed) == 1
+    assert keeping.resumed[0] == "2"
 
 
 @pytest.fixture
