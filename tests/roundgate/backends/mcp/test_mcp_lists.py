@@ -137,7 +137,7 @@ async def test_a_list_without_end_is_served_up_to_its_limit(settings: dict[str, 
 async def test_pages_without_end_that_come_slowly_are_served_up_to_their_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("roundgate.backends.mcp.server.LIST_S", 0.3)
+    monkeypatch.setattr("roundgate.backends.mcp.server.LIST_S", 2.0)
 
     async def drip(asked: Asked) -> Any:
         if asked.rpc != "tools/list":
