@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import socket
 from pathlib import Path
@@ -24,6 +25,7 @@ def write(folder: Path, *backends: dict[str, Any]) -> str:
 
 _NOWHERE = socket.socket()
 _NOWHERE.bind(("127.0.0.1", 0))  # and it never listens, nor can another process
+atexit.register(_NOWHERE.close)
 
 
 def nowhere() -> str:
