@@ -219,10 +219,10 @@ async def test_a_state_without_a_question_goes_back_at_once() -> None:
 
 async def test_a_call_that_goes_back_names_its_whole_time_limit() -> None:
     async def sheds(asked: Asked) -> Any:
-        await asyncio.sleep(60 if "requestState" in asked.params else 0.6)
+        await asyncio.sleep(60 if "requestState" in asked.params else 2.4)
         return result(asked, asks({}))
 
-    async with fronted(Upstream(sheds), sections={"limits": {"call_timeout_s": 1}}) as (
+    async with fronted(Upstream(sheds), sections={"limits": {"call_timeout_s": 4}}) as (
         server,
         mcp,
     ):
@@ -230,7 +230,7 @@ async def test_a_call_that_goes_back_names_its_whole_time_limit() -> None:
     assert server.methods().count("tools/call") == 2
     limit = re.search(r"did not finish within (\S+) s \(limits\.call_timeout_s\)", late)
     assert limit is not None
-    assert float(limit[1]) > 0.5
+    assert float(limit[1]) > 2
 
 
 async def test_a_server_that_sheds_without_end_is_a_tool_error(
