@@ -111,7 +111,9 @@ async def test_steps_renew_the_lease_and_nothing_else_is_written(
     counting = Counting(shop)
     ref = await shop.begin("steps")
     assert await counting.worker().worker.work(ref) is TurnResult.FINISHED
-    assert counting.calls == ["claim", *["checkpoint"] * 20, "finish"]
+    # the heartbeat may look at the row meanwhile, once a second
+    written = [call for call in counting.calls if call != "read"]
+    assert written == ["claim", *["checkpoint"] * 20, "finish"]
     lapse_ms = [row.lease_until_ms + SKEW_S * 1000 for row in counting.rows]
     dues_ms = [row.due_ms or 0 for row in counting.rows]
     assert all(due_ms <= at_ms for due_ms, at_ms in zip(dues_ms, lapse_ms, strict=True))
