@@ -583,10 +583,14 @@ def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[R
 
 
 def completion(value: Any) -> Completion:
-    """Return a `Completion` unchanged, or make one from a string or a sequence of strings."""
-    if isinstance(value, Completion):
-        return value
-    return Completion([value] if isinstance(value, str) else list(value))
+    """Return a `Completion` unchanged, or make one from a string or a sequence of strings. Raise
+    UnusableReturn if a suggestion is no string."""
+    is_made = isinstance(value, Completion)
+    found = value if is_made else Completion([value] if isinstance(value, str) else list(value))
+    for text in found.values:
+        if not isinstance(text, str):
+            raise UnusableReturn(f"completes an argument with {type(text).__name__}; use str")
+    return found
 
 
 def _blocks(value: Any) -> Sequence[Any]:

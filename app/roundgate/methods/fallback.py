@@ -154,8 +154,7 @@ class FallbackTools(ToolsByName):
     ) -> Reply:
         context.correlation.tool = params.name
         definition, schema = _SCHEMAS[own]
-        sent = params.arguments
-        arguments = self._arguments.of_own_tool(params.name, definition, schema, sent)
+        arguments = self._arguments.of_own_tool(params.name, definition, schema, params.arguments)
         params = replace(params, sent=arguments)
         try:
             if not schema.is_valid(arguments):

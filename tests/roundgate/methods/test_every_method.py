@@ -393,6 +393,24 @@ async def test_a_completer_may_be_async_and_say_how_many_there_are() -> None:
     assert completion == {"values": ["ah!"], "total": 7, "hasMore": True}
 
 
+@pytest.mark.parametrize("found", [[41, 42], Completion([None])])  # type: ignore[list-item]
+async def test_suggestions_that_are_no_texts_are_an_error_and_not_sent(
+    found: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @prompt(complete={"number": lambda typed: found})
+    async def order(number: str) -> str:
+        return number
+
+    params = {
+        "ref": {"type": "ref/prompt", "name": "order"},
+        "argument": {"name": "number", "value": "4"},
+    }
+    async with client(gateway(order)) as mcp:
+        _, error = await mcp.error("completion/complete", params)
+    assert error["code"] == -32603
+    assert "completes an argument with" in caplog.text
+
+
 async def test_a_resource_that_is_no_template_completes_nothing() -> None:
     @resource("note://two")
     async def two() -> str:
